@@ -5,7 +5,7 @@ an absent optional. Two dtypes have no numpy type. A `bfloat16` tensor is a floa
 bfloat16 numbers. A `string` tensor is an object array of str.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -111,7 +111,8 @@ class TextSpec:
     else a sigmoid is applied. `is_regression`: the values of the labels are answered as the model computes them.
     `unpadded_because`: why only texts of one length share a batch; None where others do. `vectors`: of an embedding
     model. `sparse`: a weight for each token of the vocabulary; `multi`: a vector for each token of the text.
-    `has_sides`: queries and documents have encoders of their own.
+    `has_sides`: queries and documents have encoders of their own. `other_vectors`: kinds that requests may ask for
+    besides `vectors`, of the same run.
     """
 
     max_tokens: int
@@ -127,6 +128,12 @@ class TextSpec:
     unpadded_because: str | None = None
     vectors: Vectors = "dense"
     has_sides: bool = False
+    other_vectors: tuple[Vectors, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[Vectors, ...]:
+        """All kinds of vectors of an embedding model, the default first."""
+        return (self.vectors, *self.other_vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +306,8 @@ class TokenBatch:
     `token_type_ids`: for pairs of texts 0 or 1 for each token, the text that it belongs to. None: 0 for all.
     `attended`: how many tokens of each text the others attend to, the first ones; None: all. `unpooled`: how many
     tokens of each text the pooling leaves out, the first ones; None: none. `are_queries`: of texts for a model with
-    sides; None: all are documents.
+    sides; None: all are documents. `kinds`: of the vectors of each text, for a model of several kinds; None: the rows
+    are its dense vectors.
     """
 
     token_ids: list[list[int]]
@@ -307,6 +315,7 @@ class TokenBatch:
     attended: list[int] | None = None
     unpooled: list[int] | None = None
     are_queries: list[bool] | None = None
+    kinds: list[tuple[Vectors, ...]] | None = None
 
     @property
     def rows(self) -> int:
@@ -314,14 +323,13 @@ class TokenBatch:
 
     def part(self, at: int, rows: int) -> "TokenBatch":
         """Return `rows` of its texts from position `at`."""
-        types, attended, unpooled, are_queries = self.token_type_ids, self.attended, self.unpooled, self.are_queries
-        return TokenBatch(
-            self.token_ids[at : at + rows],
-            None if types is None else types[at : at + rows],
-            None if attended is None else attended[at : at + rows],
-            None if unpooled is None else unpooled[at : at + rows],
-            None if are_queries is None else are_queries[at : at + rows],
-        )
+        return self.map_rows(lambda each: each[at : at + rows])
+
+    def map_rows(self, pick: Callable[[list[Any]], list[Any]]) -> "TokenBatch":
+        """Return the texts that `pick` takes of each list of the batch, which has an element for each text."""
+        given: list[Any] = [getattr(self, name) for name in self.__slots__]
+        picked: list[Any] = [None if each is None else pick(each) for each in given]
+        return TokenBatch(*picked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +355,8 @@ TASK_OUTPUT = "task"
 TEXT_OUTPUT = "text"
 """The output of a text model: float32 [rows, embedding size], or raw logits [rows, labels].
 
-Of a model of late interaction an object array [rows] of float32 [tokens, size].
+Of a model of late interaction an object array [rows] of float32 [tokens, size]. Where a TokenBatch has `kinds`, an
+object array [rows] of dicts: kind → float32 [size], (int32 indices, float32 values), or float32 [tokens, size].
 """
 
 
@@ -360,7 +369,8 @@ class TextRequest:
     `texts` is then empty. `raw_scores`: the logits of labels instead of their probabilities.
     `prompt`: what is put before each text; None: the prompt of the model's files. `are_queries`: a model of late
     interaction, or with sides, reads queries, not documents. `vectors`: the kinds that the response of the protocol
-    can hold. `min_value`: smallest element that a sparse vector keeps.
+    can hold. `min_value`: smallest element that a sparse vector keeps. `kinds`: those that the request asks for; empty:
+    the model's default.
     """
 
     texts: list[str]
@@ -374,6 +384,7 @@ class TextRequest:
     are_queries: bool = False
     vectors: tuple[Vectors, ...] = ("dense",)
     min_value: float = 0.0
+    kinds: tuple[Vectors, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +452,22 @@ class MultiVectorAnswer:
     tokens: int
 
 
-Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer | ScoreAnswer | SparseAnswer | MultiVectorAnswer | TaskAnswer
+@dataclass(frozen=True, slots=True)
+class CombinedAnswer:
+    """Vectors of several kinds for the same texts; None for a kind that was not asked for."""
+
+    dense: EmbedAnswer | None = None
+    sparse: SparseAnswer | None = None
+    multi: MultiVectorAnswer | None = None
+
+    @property
+    def answers(self) -> list[EmbedAnswer | SparseAnswer | MultiVectorAnswer]:
+        """The answers of the kinds that were asked for."""
+        return [each for each in (self.dense, self.sparse, self.multi) if each is not None]
+
+
+VectorAnswer = EmbedAnswer | SparseAnswer | MultiVectorAnswer | CombinedAnswer
+Answer = dict[str, Value] | VectorAnswer | ClassifyAnswer | ScoreAnswer | TaskAnswer
 """The answer to tensors is a dict: output name → value."""
 
 DEFAULT_PRIORITY = 5

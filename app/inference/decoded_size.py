@@ -6,7 +6,16 @@ import numpy as np
 
 from frameworks.images.spec import ImageRequest
 from frameworks.tasks.types import TaskRequest
-from frameworks.types import EmbedAnswer, MultiVectorAnswer, PairRequest, SparseAnswer, TensorBatch, TextRequest, Value
+from frameworks.types import (
+    CombinedAnswer,
+    EmbedAnswer,
+    MultiVectorAnswer,
+    PairRequest,
+    SparseAnswer,
+    TensorBatch,
+    TextRequest,
+    Value,
+)
 
 _OBJECT_BYTES = 64
 """Of a Python string, beside its characters."""
@@ -48,6 +57,8 @@ def answer_bytes(answer: Any) -> int:
         return sum(_ARRAY_BYTES + vectors.nbytes for vectors in answer.vectors)
     if isinstance(answer, SparseAnswer):
         return sum(2 * _ARRAY_BYTES + 2 * values.nbytes for values in answer.values)
+    if isinstance(answer, CombinedAnswer):
+        return sum(map(answer_bytes, answer.answers))
     return decoded_bytes(TensorBatch(answer), 0) if isinstance(answer, dict) else 0
 
 

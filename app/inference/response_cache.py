@@ -16,6 +16,7 @@ from frameworks.types import (
     Answer,
     Array,
     ClassifyAnswer,
+    CombinedAnswer,
     EmbedAnswer,
     MultiVectorAnswer,
     PairRequest,
@@ -180,6 +181,7 @@ def key_of(
             request.are_queries,
             request.vectors,
             request.min_value,
+            request.kinds,
         )
         if request.token_ids is None:
             return (*owner, texts, *options), size_bytes
@@ -230,7 +232,7 @@ def size_of(answer: Any) -> int:
         return (1 + (answer.classes is not None)) * _OBJECT_BYTES * sum(map(len, answer.predictions))
     if isinstance(answer, ScoreAnswer):
         return _OBJECT_BYTES * len(answer.scores)
-    if isinstance(answer, TaskAnswer | MultiVectorAnswer | SparseAnswer):
+    if isinstance(answer, TaskAnswer | MultiVectorAnswer | SparseAnswer | CombinedAnswer):
         return size_of(_lists_of(answer))
     if isinstance(answer, str):
         return _OBJECT_BYTES + len(answer)
@@ -239,7 +241,9 @@ def size_of(answer: Any) -> int:
     return _OBJECT_BYTES
 
 
-def _lists_of(answer: TaskAnswer | MultiVectorAnswer | SparseAnswer) -> list[Any]:
+def _lists_of(answer: TaskAnswer | MultiVectorAnswer | SparseAnswer | CombinedAnswer) -> list[Any]:
+    if isinstance(answer, CombinedAnswer):
+        return answer.answers
     if isinstance(answer, SparseAnswer):
         return answer.indices + answer.values
     return answer.predictions if isinstance(answer, TaskAnswer) else answer.vectors
@@ -255,6 +259,9 @@ def owning_its_memory(answer: Answer) -> Answer:
         return EmbedAnswer(_owned(answer.embeddings), answer.tokens)
     elif isinstance(answer, MultiVectorAnswer):
         return MultiVectorAnswer([_owned(vectors) for vectors in answer.vectors], answer.tokens)
+    elif isinstance(answer, CombinedAnswer):
+        kinds: Any = (each and owning_its_memory(each) for each in (answer.dense, answer.sparse, answer.multi))
+        return CombinedAnswer(*kinds)
     return answer
 
 

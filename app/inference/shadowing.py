@@ -20,6 +20,7 @@ from frameworks.types import (
     LAST_PRIORITY,
     Answer,
     ClassifyAnswer,
+    CombinedAnswer,
     EmbedAnswer,
     MultiVectorAnswer,
     ScoreAnswer,
@@ -117,6 +118,8 @@ def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
         return _is_same_value(dict(enumerate(one.vectors)), dict(enumerate(other.vectors)))
     if isinstance(one, SparseAnswer) and isinstance(other, SparseAnswer):
         return _is_same_value(_by_index(one), _by_index(other))
+    if isinstance(one, CombinedAnswer) and isinstance(other, CombinedAnswer):
+        return len(one.answers) == len(other.answers) and all(map(is_same, one.answers, other.answers))
     if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):
         return _is_same_value(_by_class(one), _by_class(other))
     if isinstance(one, ScoreAnswer) and isinstance(other, ScoreAnswer):

@@ -10,7 +10,7 @@ from frameworks.core.errors import InvalidInput, ModelFailed
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
-from frameworks.engine.scoring import ranked
+from frameworks.engine.text_answers import ranked
 from frameworks.engine.threads import EngineThreads
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.runtime import BatchModel, StepModel

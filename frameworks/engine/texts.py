@@ -11,22 +11,27 @@ from frameworks.core.errors import InvalidInput
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import Run
-from frameworks.engine.scoring import (
+from frameworks.engine.text_answers import (
+    classified,
     cosines,
     distinct_texts,
     dot_products,
+    finished,
     max_sims,
     name_pair,
+    of_kinds,
     probabilities,
-    ranked,
+    size_of_kinds,
+    sparse_of,
     texts_by_side,
+    token_vectors_of,
+    without_texts,
 )
 from frameworks.engine.threads import TokenizerThreads, size_of_prompt
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.merging.rows import merge
 from frameworks.text.late.tokenizer import LateTokenizer
-from frameworks.text.pooling import normalize_rows, scores
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request
 from frameworks.types import (
@@ -38,11 +43,12 @@ from frameworks.types import (
     PairRequest,
     ScoreAnswer,
     SparseAnswer,
-    Task,
     TextRequest,
     TextSpec,
     TokenBatch,
     Truncation,
+    VectorAnswer,
+    Vectors,
 )
 
 Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
@@ -51,7 +57,6 @@ _OTHER_VECTORS = {"multi": "a vector for each token", "sparse": "sparse vectors"
 _ROUTES = {"multi": "/infer or /pooling", "sparse": "/infer, /embed_sparse or /pooling"}
 _PRODUCTS_PER_NUMBER = 8
 _NUMBERS_PER_PAIR = 64  # as much work
-_NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
 class TextService:
@@ -73,37 +78,40 @@ class TextService:
 
     async def answer(
         self, run: Run, request: TextRequest, num_queries: int | None = None
-    ) -> EmbedAnswer | ClassifyAnswer | MultiVectorAnswer | SparseAnswer:
+    ) -> VectorAnswer | ClassifyAnswer:
         """Embed or classify texts. `num_queries`: of the first texts, for a model with sides; None: as the request."""
         model = self._model
         tokenizer, text = model.tokenizer, model.spec.text
         if not isinstance(tokenizer, TextTokenizer) or text is None:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
-        _check_vectors(text, request)
-        if text.vectors == "sparse" and request.normalize:
+        kinds = _kinds_of(text, request)
+        if kinds == ("sparse",) and request.normalize:
             raise InvalidInput("normalize", "expected no true for sparse vectors, got true; leave the option out")
         if text.vectors == "multi":
             return await self._token_vectors(run, request)
         if not request.texts and request.token_ids is None:
-            if text.vectors == "sparse":
-                return SparseAnswer([], [], tokens=0)
-            return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
+            return ClassifyAnswer([]) if model.spec.task == "classify" else without_texts(kinds)
         started_s = time.perf_counter()
         tokens = await self._tokens_of(tokenizer, request, num_queries)
         run.timings.decoded(started_s, time.perf_counter())
         token_ids = tokens.token_ids
         await _count_tokens(run, token_ids)
+        if text.other_vectors:
+            tokens = replace(tokens, kinds=[kinds] * tokens.rows)
+            rows = await _rows(run, self._submit, tokens)
+            size = sum(size_of_kinds(row) for row in rows)
+            return await self._threads.compute(size, of_kinds, text, request, kinds, rows, token_ids)
         rows = await _rows(run, self._submit, tokens)
         if text.vectors == "sparse":
             size = sum(len(values) for _, values in rows)
-            return await self._threads.compute(size, _sparse_of, request, rows, token_ids)
-        return await self._threads.compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
+            return await self._threads.compute(size, sparse_of, request, rows, token_ids)
+        return await self._threads.compute(rows.size, finished, model.spec.task, text, request, rows, token_ids)
 
     async def score(self, run: Run, request: PairRequest) -> ScoreAnswer | ClassifyAnswer:
         """Score pairs by a cross-encoder, which reads both texts at once, by the cosine of two embeddings, by the
         dot product of sparse ones, or by the MaxSim of the vectors of their tokens.
 
-        Raises InvalidInput; its field is a PAIR_FIELD of frameworks/engine/scoring.py.
+        Raises InvalidInput; its field is a PAIR_FIELD of frameworks/engine/text_answers.py.
         """
         model = self._model
         if not request.pairs:
@@ -118,7 +126,7 @@ class TextService:
             raw_scores = request.raw_scores or text.scores_are_logits
             if request.with_labels:
                 return await self._threads.compute(
-                    rows.size, _classified, text, raw_scores, None, rows, tokens.token_ids
+                    rows.size, classified, text, raw_scores, None, rows, tokens.token_ids
                 )
             return await self._threads.compute(rows.size, probabilities, rows, tokens, raw_scores)
         if model.spec.text is not None and model.spec.text.vectors == "multi":
@@ -167,7 +175,7 @@ class TextService:
         rows = await _rows(run, self._submit, tokens)
         size = sum(row.size for row in rows)
         return await self._threads.compute(
-            size, _token_vectors_of, tokenizer, rows, tokens.token_ids, num_queries, normalize
+            size, token_vectors_of, tokenizer, rows, tokens.token_ids, num_queries, normalize
         )
 
     async def _score_by_max_sim(self, run: Run, request: PairRequest) -> ScoreAnswer:
@@ -276,14 +284,23 @@ def _size_of(request: TokenRequest) -> int:
     return size_of_prompt(request.prompt)
 
 
-def _check_vectors(text: TextSpec, request: TextRequest) -> None:
-    """Raise InvalidInput where the response of the request's protocol cannot hold the model's vectors."""
-    if text.vectors not in request.vectors:
+def _kinds_of(text: TextSpec, request: TextRequest) -> tuple[Vectors, ...]:
+    """Return the kinds of vectors that a request asks for.
+
+    Raises InvalidInput for one that the model has not, and where the response of the request's protocol cannot hold
+    the model's vectors.
+    """
+    for kind in request.kinds:
+        if kind not in text.kinds:
+            known = ", ".join(text.kinds)
+            raise InvalidInput("vectors", f"expected kinds out of {known}, got {kind}; name another model")
+    if not request.kinds and text.vectors not in request.vectors:
         raise InvalidInput(
             "model",
             f"expected a model with one vector for each text, got one with {_OTHER_VECTORS[text.vectors]}; "
             f"post the texts to {_ROUTES[text.vectors]}, or pairs of texts to /rerank or /score",
         )
+    return request.kinds or (text.vectors,)
 
 
 async def _count_tokens(run: Run, token_ids: Sequence[Sequence[int]]) -> None:
@@ -313,54 +330,3 @@ async def _rows(run: Run, submit: Submit, tokens: TokenBatch) -> Array:
     rows = outputs[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
     return rows
-
-
-def _finished(
-    task: Task, text: TextSpec, request: TextRequest, rows: Array, token_ids: list[list[int]]
-) -> EmbedAnswer | ClassifyAnswer:
-    """Compute the answer from the model's rows [texts, embedding size or labels]."""
-    if task == "classify":
-        return _classified(text, request.raw_scores, request.top_k, rows, token_ids)
-    normalize = text.normalize if request.normalize is None else request.normalize
-    rows = rows[:, : request.dimensions]
-    return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
-
-
-def _sparse_of(request: TextRequest, rows: Array, token_ids: list[list[int]]) -> SparseAnswer:
-    """Keep the elements that the request asks for. `rows`: an object array [texts] of (indices, values)."""
-    kept = []
-    for row in rows:
-        indices, values = row if request.min_value == 0 else _above(row[0], row[1], request.min_value)
-        kept.append((indices, values) if request.top_k is None else _highest(indices, values, request.top_k))
-    return SparseAnswer([each for each, _ in kept], [each for _, each in kept], sum(map(len, token_ids)))
-
-
-def _above(indices: Array, values: Array, min_value: float) -> tuple[Array, Array]:
-    is_kept = values >= min_value
-    return indices[is_kept], values[is_kept]
-
-
-def _highest(indices: Array, values: Array, top_k: int) -> tuple[Array, Array]:
-    """Return the elements of the highest values, by ascending index; of equal values those of lower indices."""
-    order = np.sort(np.argsort(-values, kind="stable")[:top_k])
-    return indices[order], values[order]
-
-
-def _token_vectors_of(
-    tokenizer: LateTokenizer, rows: Array, token_ids: list[list[int]], num_queries: int, normalize: bool
-) -> MultiVectorAnswer:
-    """Keep the vectors that the model's files want. `rows`: an object array [texts] of float32 [tokens, size]."""
-    vectors = []
-    for index, ids in enumerate(token_ids):
-        own = rows[index] if index < num_queries else rows[index][tokenizer.has_vector(ids)]
-        vectors.append(normalize_rows(own) if normalize else own)
-    return MultiVectorAnswer(vectors, sum(map(len, token_ids)))
-
-
-def _classified(
-    text: TextSpec, raw_scores: bool, top_k: int | None, rows: Array, token_ids: Sequence[Sequence[int]]
-) -> ClassifyAnswer:
-    """Compute the answer from the model's logits [texts, labels]."""
-    is_plain = raw_scores or text.is_regression
-    values = rows.astype(np.float64) if is_plain else scores(rows, text.multi_label)
-    return ranked(values, text.labels, top_k, sum(map(len, token_ids)))

@@ -135,6 +135,9 @@ class ModelDescription(ResponseBody):
     outputs: list[TensorDescription] | None
     image: ImageInput | None = Field(description="null for a model that reads no images.")
     vectors: Vectors | None = Field(description="Those of a model that embeds texts; null for other models.")
+    other_vectors: list[Vectors] | None = Field(
+        description="Kinds that `vectors` of a request may also name; null for models that embed no texts."
+    )
     reads: list[str] | None = Field(
         description="The fields of one input of the model's task; null for tasks without `parameters`."
     )
@@ -265,6 +268,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "outputs": _tensors(spec.outputs) if spec else None,
         "image": _image(spec.image) if spec and spec.image else None,
         "vectors": spec.text.vectors if spec and spec.text and spec.task == "embed" else None,
+        "other_vectors": list(spec.text.other_vectors) if spec and spec.text and spec.task == "embed" else None,
         "reads": list(spec.pipeline.reads) if spec and spec.pipeline else None,
         "parameters": list(map(asdict, spec.pipeline.parameters)) if spec and spec.pipeline else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),

@@ -41,6 +41,7 @@ from frameworks.types import (
     Answer,
     Array,
     ClassifyAnswer,
+    CombinedAnswer,
     EmbedAnswer,
     ModelSpec,
     MultiVectorAnswer,
@@ -253,6 +254,8 @@ def _describe(native: NativeRequest, answer: Answer | GenerateAnswer) -> dict[st
             pairs = zip(answer.indices, answer.values, strict=True)
             vectors = [{"indices": array_to_json(at), "values": array_to_json(values)} for at, values in pairs]
             return {"sparse_embeddings": vectors, "tokens": answer.tokens}
+        case CombinedAnswer():
+            return {name: value for each in answer.answers for name, value in _describe(native, each).items()}
         case ClassifyAnswer():
             predictions = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions

@@ -22,7 +22,7 @@ from app.protocols.shared.fields.images import MAX_IMAGES, Images
 from app.protocols.shared.fields.media import MAX_FILES, MediaFiles
 from app.protocols.shared.fields.texts import Texts
 from frameworks.images.headers import FORMATS
-from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
+from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, Vectors
 
 DEFAULT_MAX_TOKENS = 256
 """Of a text that `prompt` or `messages` request."""
@@ -133,6 +133,11 @@ class InferRequest(GenerationOptions):
         le=MAX_INT32,
         description="embed: truncate the vectors to this size, one that the model allows. Default: whole vectors.",
     )
+    vectors: Vectors | list[Vectors] = Field(
+        _ABSENT,
+        description="embed: the kinds of vectors, of those that GET /models lists. Default: the first of them.",
+        examples=[["dense", "sparse"]],
+    )
     function_to_apply: Literal["none", "softmax", "sigmoid"] = Field(
         _ABSENT, description="classify: none returns the logits. Others: only the model's own, which is the default."
     )
@@ -188,7 +193,9 @@ GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
 OPTIONS: dict[str, frozenset[str]] = {
     "input_data": frozenset({"batch_size", "outputs"}),
     "inputs": frozenset({"outputs"}),
-    "text": frozenset({"normalize", "truncate", "top_k", "min_value", "input_type", "dimensions", "function_to_apply"}),
+    "text": frozenset(
+        {"normalize", "truncate", "top_k", "min_value", "input_type", "dimensions", "vectors", "function_to_apply"}
+    ),
     "image": frozenset({"normalize", "top_k", "outputs", "dimensions", "function_to_apply"}),
     "audio": frozenset(),
     "video": frozenset(),

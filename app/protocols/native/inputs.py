@@ -12,7 +12,7 @@ from app.protocols.shared.json.body import Document, Node, describe_type, descri
 from app.protocols.shared.json.shapes import check_shape, reshape_flat
 from app.protocols.shared.json.tensors import read_tensor, read_value
 from frameworks.core.errors import InvalidInput, UnknownField
-from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Value
+from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Value, Vectors
 
 TASK_OPTIONS = (
     ("normalize", "embed"), ("dimensions", "embed"), ("top_k", "classify"), ("function_to_apply", "classify"),
@@ -27,11 +27,12 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
     """
     if spec.text is None and not _reads_text(spec):
         raise InvalidInput("text", explain_expected_input(spec))
+    kinds = _read_kinds(document, fields, spec)
     for option, task in TASK_OPTIONS:
-        takes_top_k = option == "top_k" and _is_sparse(spec)
+        takes_top_k = option == "top_k" and "sparse" in kinds
         if option in fields and spec.task != task and not takes_top_k:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")
-    if "min_value" in fields and not _is_sparse(spec):
+    if "min_value" in fields and "sparse" not in kinds:
         raise InvalidInput("min_value", "expected a model of sparse vectors, got another; leave the option out")
     node = fields["text"]
     texts = document.python(node) if document.is_array(node) else [node]
@@ -44,7 +45,7 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
     if spec.text is None:
         return _texts_of_composite(texts, fields, spec)
     dimensions = read_count(fields, "dimensions")
-    if dimensions is not None and spec.text.vectors != "dense":
+    if dimensions is not None and "dense" not in kinds:
         raise InvalidInput("dimensions", "expected none for a model without dense vectors; leave it out")
     return TextRequest(
         texts=texts,
@@ -56,11 +57,22 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
         are_queries=_are_queries(fields, spec),
         vectors=("dense", "multi", "sparse"),
         min_value=_read_min_value(fields),
+        kinds=kinds if "vectors" in fields else (),
     )
 
 
-def _is_sparse(spec: ModelSpec) -> bool:
-    return spec.text is not None and spec.text.vectors == "sparse"
+def _read_kinds(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[Vectors, ...]:
+    """Return the kinds of vectors that are asked for, by default that of the model. Raises InvalidInput."""
+    own = spec.text.kinds if spec.text is not None and spec.task == "embed" else ()
+    if "vectors" not in fields:
+        return own[:1]
+    node = fields["vectors"]
+    kinds = document.python(node) if document.is_array(node) else [node]
+    if not own:
+        raise InvalidInput("vectors", "expected a model that embeds texts, got another; leave the option out")
+    if not kinds or not all(isinstance(kind, str) and kind in own for kind in kinds) or len(set(kinds)) != len(kinds):
+        raise InvalidInput("vectors", f"expected a list of different kinds out of {', '.join(own)}; correct it")
+    return tuple(kinds)
 
 
 def _read_min_value(fields: dict[str, Node]) -> float:

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import orjson
 
 from app.protocols.native.fields import OPTIONS, PARAMETERS
-from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
+from app.protocols.shared.fields.texts import read_function_to_apply
+from app.protocols.shared.json.body import Document, Node, describe_type
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.types import ModelSpec
 
@@ -82,13 +83,5 @@ def in_parameters(error: InvalidInput, names: Collection[str]) -> InvalidInput:
 
 def read_raw_scores(fields: Mapping[str, Node], spec: ModelSpec) -> bool:
     """Read `function_to_apply`: whether logits are asked for. Raises InvalidInput for a function of other models."""
-    if "function_to_apply" not in fields:
-        return False
-    is_multi = spec.text.multi_label if spec.text is not None else spec.image is not None and spec.image.multi_label
-    own, value = "sigmoid" if is_multi else "softmax", fields["function_to_apply"]
-    if value not in ("none", own):
-        raise InvalidInput(
-            "function_to_apply",
-            f'expected "none" or "{own}", which the files of the model say, got {describe_value(value)}; leave it out',
-        )
-    return bool(value == "none")
+    name = "function_to_apply"
+    return name in fields and read_function_to_apply(fields[name], spec, name)

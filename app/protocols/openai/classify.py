@@ -66,7 +66,8 @@ def _classified(index: int, row: list[tuple[str, float]], probabilities: list[fl
 
 
 def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
-    tasks = (None, spec.task, "token_embed" if is_multi(spec) else None)
+    has_multi = spec.text is not None and "multi" in spec.text.kinds
+    tasks = (None, spec.task, "token_embed" if has_multi else None)
     if body.task not in tasks:
         raise InvalidInput("task", f'expected "{spec.task}", the task of the model, got "{body.task}"; omit the field')
     is_embed = spec.task == "embed"
@@ -91,6 +92,7 @@ def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | Image
         raw_scores=raw_scores,
         are_queries=body.input_type == "query",
         vectors=(spec.text.vectors,),
+        kinds=("multi",) if body.task == "token_embed" and not is_multi(spec) else (),
     )
 
 

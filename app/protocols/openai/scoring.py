@@ -10,7 +10,7 @@ from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.fields.texts import check_token_limit, to_texts
 from app.protocols.shared.ranking import best_first, check_scores_pairs, rename_pair
 from frameworks.core.errors import InvalidInput
-from frameworks.engine.scoring import PAIR_FIELD
+from frameworks.engine.text_answers import PAIR_FIELD
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer
 
 _SIDES = (

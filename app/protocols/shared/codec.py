@@ -13,7 +13,15 @@ from app.inference.contract import NamedRequest
 from app.protocols.shared.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, MultiVectorAnswer, ScoreAnswer, SparseAnswer
+from frameworks.types import (
+    Array,
+    ClassifyAnswer,
+    CombinedAnswer,
+    EmbedAnswer,
+    MultiVectorAnswer,
+    ScoreAnswer,
+    SparseAnswer,
+)
 
 Header = tuple[bytes, bytes]
 
@@ -231,7 +239,9 @@ def check_content_type(value: bytes) -> None:
         )
 
 
-def _vectors_of(answer: EmbedAnswer | MultiVectorAnswer | SparseAnswer) -> list[Array]:
+def _vectors_of(answer: EmbedAnswer | MultiVectorAnswer | SparseAnswer | CombinedAnswer) -> list[Array]:
+    if isinstance(answer, CombinedAnswer):
+        return [array for each in answer.answers for array in _vectors_of(each)]
     if isinstance(answer, EmbedAnswer):
         return [answer.embeddings]
     return answer.vectors if isinstance(answer, MultiVectorAnswer) else answer.indices + answer.values
@@ -248,7 +258,7 @@ def elements_of(answer: Any) -> int:
         return elements
     if isinstance(answer, np.ndarray):
         return answer.size
-    if isinstance(answer, EmbedAnswer | MultiVectorAnswer | SparseAnswer):
+    if isinstance(answer, EmbedAnswer | MultiVectorAnswer | SparseAnswer | CombinedAnswer):
         return sum(row.size for row in _vectors_of(answer))
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))

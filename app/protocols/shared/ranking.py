@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from frameworks.core.errors import InvalidInput
-from frameworks.engine.scoring import PAIR_FIELD
+from frameworks.engine.text_answers import PAIR_FIELD
 from frameworks.types import ModelSpec
 
 

@@ -3,7 +3,7 @@
 Not in these classes: the fields that the policies of the codecs refuse.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -109,6 +109,14 @@ class RootParameters(SimilarityParameters):
     function_to_apply: Literal["none", "softmax", "sigmoid"] | None = Field(
         None, description="none: return the logits. Others: only the model's own."
     )
+    normalize: bool | None = Field(None, description="Of embeddings: as the field of the body. Default: true.")
+    dimensions: Dimensions = None
+    prompt_name: _PromptName = None
+
+    def of_vectors(self) -> dict[str, Any]:
+        """Return the options of embeddings that are given, by their names."""
+        options = {"normalize": self.normalize, "dimensions": self.dimensions, "prompt_name": self.prompt_name}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 class TeiRootRequest(RequestBody):

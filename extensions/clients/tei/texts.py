@@ -13,7 +13,14 @@ from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.images import decode_images
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
-from app.protocols.shared.fields.texts import check_dimensions, rename_text, texts_or_ids, to_texts, truncation_of
+from app.protocols.shared.fields.texts import (
+    check_dimensions,
+    read_function_to_apply,
+    rename_text,
+    texts_or_ids,
+    to_texts,
+    truncation_of,
+)
 from app.protocols.shared.json.output import array_to_json, list_to_json
 from app.protocols.shared.ranking import best_first, check_scores_pairs, rename_pair
 from extensions.clients.tei.requests import (
@@ -64,6 +71,8 @@ def _type_of(error: ErrorReply) -> str:
     return "Backend" if error.status >= 500 else "Validation"
 
 
+_SIDES = ("query", "document")
+"""Names that choose the encoder of a model with sides."""
 _MAX_NAMES = 20
 _EMBED = FieldPolicy({"encoding_format": Refusal("vectors are lists of numbers", ("float",))})
 # Older clients of Hugging Face send options of its hub, as wait_for_model.
@@ -79,15 +88,23 @@ def _build_embed(body: TeiEmbedRequest | TeiRootRequest, spec: ModelSpec) -> Tex
         truncate=truncation_of(body.truncate, body.truncation_direction),
         dimensions=check_dimensions(body.dimensions, spec.text),
         token_ids=token_ids,
-        prompt=_prompt_of(body.prompt_name, token_ids is None, spec.text),
+        **_named(body.prompt_name, token_ids is None, spec.text),
     )
 
 
-def _prompt_of(name: str | None, has_texts: bool, text: TextSpec) -> str | None:
-    """Return the prompt of this name; None: that of the model's files for all texts. Raises InvalidInput."""
-    if name is None or (has_texts and name in text.prompts):
-        return None if name is None else text.prompts[name]
-    known = ", ".join(sorted(text.prompts)[:_MAX_NAMES]) if has_texts else ""
+def _named(name: str | None, has_texts: bool, text: TextSpec) -> dict[str, Any]:
+    """Return what a `prompt_name` chooses: the prompt, or the side of a model with sides, which has its own prompt.
+
+    None: the prompt of the model's files for all texts. Raises InvalidInput.
+    """
+    if name is None:
+        return {}
+    if text.has_sides and name in _SIDES:
+        return {"are_queries": name == _SIDES[0]}
+    if has_texts and name in text.prompts:
+        return {"prompt": text.prompts[name]}
+    names = {*(text.prompts if has_texts else ()), *(_SIDES if text.has_sides else ())}
+    known = ", ".join(sorted(names)[:_MAX_NAMES])
     expected = f"one of {known}" if known else "null"
     raise InvalidInput("prompt_name", f"expected {expected}, got {got(name)}; or put the prompt before each text")
 
@@ -104,7 +121,7 @@ def _write_embed(decoded: BodyRequest, answer: EmbedAnswer, context: AnswerConte
 
 def _build_sparse(body: TeiEmbedSparseRequest, spec: ModelSpec) -> TextRequest:
     assert spec.text is not None
-    if spec.text.vectors != "sparse":
+    if "sparse" not in spec.text.kinds:
         raise InvalidInput(
             "model", "expected a model of sparse vectors, got one of another kind; post the texts to /embed or /infer"
         )
@@ -113,8 +130,9 @@ def _build_sparse(body: TeiEmbedSparseRequest, spec: ModelSpec) -> TextRequest:
         texts,
         truncate=truncation_of(body.truncate, body.truncation_direction),
         token_ids=token_ids,
-        prompt=_prompt_of(body.prompt_name, token_ids is None, spec.text),
+        **_named(body.prompt_name, token_ids is None, spec.text),
         vectors=("sparse",),
+        kinds=("sparse",),
     )
 
 
@@ -191,8 +209,10 @@ def _write_similarity(decoded: BodyRequest, answer: ScoreAnswer, context: Answer
 
 def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequest | ImageRequest:
     if spec.text is None:
+        _refuse_options_of_vectors(body.parameters)
         return _build_images(body, spec)
     if isinstance(body.inputs, SimilarityInput):
+        _refuse_options_of_vectors(body.parameters)
         if spec.task != "embed":
             raise InvalidInput("inputs", f"expected texts for a model whose task is {spec.task}, got an object")
         return _build_similarity(body, spec)
@@ -200,15 +220,38 @@ def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequ
     is_cut = body.truncate is not False and (options is None or options.truncate is not False)
     side = body.truncation_direction or (None if options is None else options.truncation_direction)
     if spec.task == "embed":
-        return _build_embed(body.model_copy(update={"truncate": is_cut, "truncation_direction": side}), spec)
+        given = _options_of_vectors(body)
+        update = {"truncate": is_cut, "truncation_direction": side} | given
+        try:
+            return _build_embed(body.model_copy(update=update), spec)
+        except InvalidInput as error:
+            if error.field not in given:
+                raise
+            raise InvalidInput(f"parameters.{error.field}", error.reason) from None
     if body.prompt_name is not None:
         raise InvalidInput(
             "prompt_name", f"expected null, got {got(body.prompt_name)}; put the prompt before each text"
         )
-    top_k, function = (None, None) if options is None else (options.top_k, _function_of(options, spec))
+    _refuse_options_of_vectors(options)
+    top_k, is_raw = (None, False) if options is None else (options.top_k, _asks_logits(options, spec))
     inputs = _as_hugging_face(body.inputs) if options is not None else body.inputs
     truncate = truncation_of(is_cut, side)
-    return _classified(inputs, truncate, bool(body.raw_scores) or function == "none", top_k)
+    return _classified(inputs, truncate, bool(body.raw_scores) or is_raw, top_k)
+
+
+def _options_of_vectors(body: TeiRootRequest) -> dict[str, Any]:
+    """Return those that `parameters` gives. Raises InvalidInput for one that the body gives too."""
+    given = {} if body.parameters is None else body.parameters.of_vectors()
+    for name in given:
+        if name in body.model_fields_set:
+            raise InvalidInput(f"parameters.{name}", f"expected one value, got {name} too; leave one of them out")
+    return given
+
+
+def _refuse_options_of_vectors(options: RootParameters | None) -> None:
+    """Raise InvalidInput for an option of vectors where the answer has none."""
+    for name in () if options is None else options.of_vectors():
+        raise InvalidInput(f"parameters.{name}", "expected texts for a model that embeds, got others; leave it out")
 
 
 def _build_images(body: TeiRootRequest, spec: ModelSpec) -> ImageRequest:
@@ -218,23 +261,13 @@ def _build_images(body: TeiRootRequest, spec: ModelSpec) -> ImageRequest:
     images = decode_images(inputs if isinstance(inputs, list) else [inputs], "inputs", is_list)
     if options is None:
         return ImageRequest(images)
-    return ImageRequest(images, top_k=options.top_k, raw_scores=_function_of(options, spec) == "none")
+    return ImageRequest(images, top_k=options.top_k, raw_scores=_asks_logits(options, spec))
 
 
-def _activation_of(spec: ModelSpec) -> str:
-    is_multi = spec.text.multi_label if spec.text is not None else spec.image is not None and spec.image.multi_label
-    return "sigmoid" if is_multi else "softmax"
-
-
-def _function_of(options: RootParameters, spec: ModelSpec) -> str | None:
-    """Return the function that makes scores of logits. Raises InvalidInput for one that the model does not have."""
-    own = _activation_of(spec)
-    if options.function_to_apply in (None, "none", own):
-        return options.function_to_apply
-    raise InvalidInput(
-        "parameters.function_to_apply",
-        f'expected "none" or "{own}", which the model\'s files say, got {got(options.function_to_apply)}; omit it',
-    )
+def _asks_logits(options: RootParameters, spec: ModelSpec) -> bool:
+    """Raises InvalidInput for a function that the model does not have."""
+    value = options.function_to_apply
+    return value is not None and read_function_to_apply(value, spec, "parameters.function_to_apply")
 
 
 def _as_hugging_face(inputs: Any) -> Any:
@@ -300,12 +333,18 @@ def _rename_in_predict(field: str) -> str:
     return rename_text(field.replace("pairs", "text", 1), "inputs") if field.startswith("pairs") else _rename(field)
 
 
-def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Refuse options that would change the response. Those of huggingface_hub may be null."""
+def _drop_null_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
+    """Options of huggingface_hub may be null."""
     options = fields.get("parameters")
     if isinstance(options, dict):
-        fields["parameters"] = options = {name: value for name, value in options.items() if value is not None}
-        POLICY.apply(options, "parameters.")
+        fields["parameters"] = {name: value for name, value in options.items() if value is not None}
+
+
+def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
+    """Refuse options that would change the response."""
+    _drop_null_parameters(fields, spec)
+    if isinstance(fields.get("parameters"), dict):
+        POLICY.apply(fields["parameters"], "parameters.")
 
 
 EMBED_CODEC = TeiCodec(
@@ -323,7 +362,7 @@ SIMILARITY_CODEC = TeiCodec(
 )  # fmt: skip
 ROOT_CODEC = TeiCodec(
     "/", ("embed", "classify"), TeiRootRequest, _build_root, _write_root, _ROOT, rename=_rename,
-    check=_check_parameters, reads_images=True,
+    check=_drop_null_parameters, reads_images=True,
 )  # fmt: skip
 RERANK_CODEC = TeiCodec(
     "/rerank",

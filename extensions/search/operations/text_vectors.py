@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from app.inference.context import RequestContext
 from frameworks.core.errors import FieldError, InvalidInput
-from frameworks.engine.scoring import PAIR_FIELD
+from frameworks.engine.text_answers import PAIR_FIELD
 from frameworks.images.spec import ImageRequest
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.types import EmbedAnswer, ModelSpec, PairRequest, ScoreAnswer, TextRequest

@@ -1,5 +1,6 @@
 """An encoder or decoder of transformers with its tokenizer: texts in, embeddings or logits out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -129,37 +130,41 @@ class EncoderModel(DeviceModel):
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
         # The copies from pinned memory are complete when the result arrives.
         with pinned_arrays(self._pool) as empty:
-            types = batch.token_type_ids if self._reads_token_types else None
-            tokens = pad(
-                batch.token_ids,
-                self._padding.pad_token_id or 0,
-                empty=empty,
-                token_type_ids=types,
-                unpooled=batch.unpooled,
-            )
-            return self._computed(model, tokens)
+            return self._computed(model, self._padded(batch, empty))
+
+    def _padded(self, batch: TokenBatch, empty: Callable[..., Array]) -> PaddedTokens:
+        types = batch.token_type_ids if self._reads_token_types else None
+        pad_token_id = self._padding.pad_token_id or 0
+        return pad(batch.token_ids, pad_token_id, empty=empty, token_type_ids=types, unpooled=batch.unpooled)
 
     def _computed(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
         """Run a batch; return float32 [texts, size or labels]. Its tensors live in this frame and below."""
-        is_pinned = self._pool is not None
         with torch.inference_mode():
-            mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=is_pinned)
-            input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=is_pinned)
-            types = {}
-            if tokens.token_type_ids is not None:
-                own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
-                types["token_type_ids"] = own
-            output = model(input_ids=input_ids, attention_mask=mask, **types)
-            pooled = mask
-            if tokens.unpooled is not None:
-                pooled = torch.from_numpy(tokens.pooling_mask).to(self._device)
-            if self._tokens is None:
-                found = self._rows(output, pooled)
-            else:
-                layers = getattr(output, "hidden_states", None)
-                states = self._tokens(TokenStates(output.last_hidden_state, mask, input_ids, layers))
-                found = self._pooled(states.states, pooled, states.weight_sums)
-            rows: Array = found.float().cpu().numpy()
+            return self._embedded(tokens, *self._encoded(model, tokens))
+
+    def _encoded(self, model: torch.nn.Module, tokens: PaddedTokens) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Run a batch; return the output of the model, the attention mask and the token ids, [texts, longest] each."""
+        is_pinned = self._pool is not None
+        mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=is_pinned)
+        input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=is_pinned)
+        types = {}
+        if tokens.token_type_ids is not None:
+            own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
+            types["token_type_ids"] = own
+        return model(input_ids=input_ids, attention_mask=mask, **types), mask, input_ids
+
+    def _embedded(self, tokens: PaddedTokens, output: Any, mask: torch.Tensor, input_ids: torch.Tensor) -> Array:
+        """Return one row per text from what `_encoded` returns."""
+        pooled = mask
+        if tokens.unpooled is not None:
+            pooled = torch.from_numpy(tokens.pooling_mask).to(self._device)
+        if self._tokens is None:
+            found = self._rows(output, pooled)
+        else:
+            layers = getattr(output, "hidden_states", None)
+            states = self._tokens(TokenStates(output.last_hidden_state, mask, input_ids, layers))
+            found = self._pooled(states.states, pooled, states.weight_sums)
+        rows: Array = found.float().cpu().numpy()
         return rows if self._vectors is None else self._vectors(rows)
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:

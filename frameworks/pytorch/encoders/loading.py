@@ -15,9 +15,10 @@ from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import usable_positions_of
-from frameworks.pytorch.encoders.sparse_modules import load_token_weights, with_sparse_module
+from frameworks.pytorch.encoders.sparse import load_token_weights
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
 from frameworks.pytorch.encoders.token_modules import TokenModules, load_token_modules
+from frameworks.pytorch.encoders.vector_kinds import with_vector_heads
 from frameworks.pytorch.encoders.words import WordBagModel, load_words
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
@@ -70,8 +71,9 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     config, device, dtype = files.config, loading.device, loading.dtype
     pooling = _pooling(config, files.weights)
     has_layers = config.static is None and config.words is None
-    if not has_layers and copies is not None:
-        raise InvalidModel(f"{files.folder}: dtype: expected none for static embeddings, got int8; remove it")
+    kind = _kind_without_int8(config)
+    if copies is not None and kind is not None:
+        raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for {kind}; remove it')
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
     if has_layers and copies is None:
@@ -87,86 +89,49 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     # A sum of rows is shorter than the start of a second thread.
     threads = loading.intra_op_threads if has_layers or config.token_modules else 1
     padding = TextPadding(_pad_token_id(model, config))
-    if config.late is not None:
-        return _token_vector_models(files, model, tokenizer, spec, loading, copies)
-    if config.sparse is not None:
-        return _sparse_models(files, model, tokenizer, spec, loading, copies)
-    # A run does not change the module: one is enough for any number of threads.
-    make: Callable[..., EncoderModel] = EncoderModel if config.static is None else StaticEncoder
-    if config.sparse_module is not None:
-        if copies is not None:
-            raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model of sparse vectors; remove it')
-        spec, make = with_sparse_module(model, spec, config, files.entry.allow_pickled_weights)
-    elif config.words is not None and config.pooling is None:
-        make = WordBagModel
-    elif copies is not None:
+    if copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, head, padding, threads)
         report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
+    # A run does not change the module: one is enough for any number of threads.
+    spec, make = _with_own_class(files, model, tokenizer, spec)
     return [make(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
 
 
-def _token_vector_models(
-    files: ModelFiles,
-    model: torch.nn.Module,
-    tokenizer: TextTokenizer,
-    spec: ModelSpec,
-    loading: EncoderLoading,
-    copies: QuantizedCopies | None,
-) -> "list[EncoderModel]":
-    """Return the instances of a model of late interaction. Raises InvalidModel."""
-    # A process of another encoder needs none of it.
-    from frameworks.pytorch.encoders.token_vectors import TokenVectorModel, load_projection
-
-    late = files.config.late
-    assert late is not None
-    assert spec.text is not None
-    if copies is not None:
-        raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model of late interaction; remove it')
-    hidden_size = int(getattr(model.config, "hidden_size", 0))
-    projection, size = load_projection(late, files.weights, hidden_size, next(model.parameters()))
-    spec = replace(
-        spec,
-        outputs=(ValueSpec("multi_embeddings", TensorType("float32", (-1, -1, size))),),
-        memory_bytes=spec.memory_bytes + held_bytes(projection),
-        text=replace(spec.text, vectors="multi", embedding_size=size, shorter_sizes=(), pooling="none"),
-    )
-    padding, instances = TextPadding(_pad_token_id(model, files.config)), []
-    for _ in range(files.entry.instances):
-        instance = TokenVectorModel(model, tokenizer, spec, TextHead("mean"), padding, loading.intra_op_threads)
-        instance.projection = projection
-        instances.append(instance)
-    return list(instances)
+def _kind_without_int8(config: TextConfig) -> str | None:
+    """Return what a model is that is not quantized; None for one that is."""
+    if config.static is not None or config.words is not None:
+        return "static embeddings"
+    if config.late is not None:
+        return "a model of late interaction"
+    is_sparse = config.sparse is not None or config.sparse_module is not None
+    return "a model of sparse vectors" if is_sparse else None
 
 
-def _sparse_models(
-    files: ModelFiles,
-    model: torch.nn.Module,
-    tokenizer: TextTokenizer,
-    spec: ModelSpec,
-    loading: EncoderLoading,
-    copies: QuantizedCopies | None,
-) -> "list[EncoderModel]":
-    """Return the instances of a model of sparse vectors. Raises InvalidModel."""
-    # A process of another encoder needs none of it.
-    from frameworks.pytorch.encoders.sparse import SparseModel
+def _with_own_class(
+    files: ModelFiles, model: torch.nn.Module, tokenizer: TextTokenizer, spec: ModelSpec
+) -> tuple[ModelSpec, Callable[..., EncoderModel]]:
+    """Return the spec of a model, and what makes an instance of it, as EncoderModel. `spec`: of its dense vectors.
 
-    assert files.config.sparse is not None
-    assert spec.text is not None
-    if copies is not None:
-        raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model of sparse vectors; remove it')
-    config: Any = model.config
-    size = int(config.vocab_size)
-    text = replace(spec.text, vectors="sparse", embedding_size=size, shorter_sizes=(), pooling="none", normalize=False)
-    outputs = (ValueSpec("sparse_embeddings", TensorType("float32", (-1, size))),)
-    padding, instances = TextPadding(_pad_token_id(model, files.config)), []
-    for _ in range(files.entry.instances):
-        own = replace(spec, outputs=outputs, text=text)
-        instance = SparseModel(model, tokenizer, own, TextHead("none"), padding, loading.intra_op_threads)
-        instance.sparse = files.config.sparse
-        instance.max_active_dims = files.config.max_active_dims
-        instances.append(instance)
-    return list(instances)
+    Raises InvalidModel.
+    """
+    config, allow_pickled = files.config, files.entry.allow_pickled_weights
+    if config.late is not None:
+        # A process of another encoder needs none of it.
+        from frameworks.pytorch.encoders.token_vectors import with_token_vectors
+
+        return with_token_vectors(model, spec, config.late, files.weights)
+    if config.sparse is not None or config.sparse_module is not None:
+        from frameworks.pytorch.encoders.sparse import with_sparse_module
+
+        return with_sparse_module(model, spec, config, allow_pickled)
+    if config.static is not None:
+        return spec, StaticEncoder
+    if config.words is not None and config.pooling is None:
+        return spec, WordBagModel
+    if config.classifies:
+        return spec, EncoderModel
+    return with_vector_heads(model, spec, files.folder, tokenizer, allow_pickled)
 
 
 def _tokenizer(files: ModelFiles) -> TextTokenizer:

@@ -1,15 +1,20 @@
-"""A masked language model with SpladePooling: texts in, weights of the tokens of the vocabulary out."""
+"""Sparse vectors: of logits of the vocabulary, of a weight for each token, or the highest values of a projection."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.text.padding import pad
-from frameworks.text.sentence_modules.sparse_modules import keep_largest
+from frameworks.text.config import TextConfig
+from frameworks.text.sentence_modules.modules import Module
+from frameworks.text.sentence_modules.sparse_modules import SparseCode, keep_largest, read_token_weights
 from frameworks.text.sentence_modules.sparse_pooling import SparsePooling
-from frameworks.types import Array, TokenBatch
+from frameworks.types import Array, ModelSpec, TensorType, TokenBatch, ValueSpec
 
 _MAX_LOGITS = 64 * 1024**2
 """Of one run, in numbers: 256 MiB in float32."""
@@ -32,10 +37,8 @@ class SparseModel(EncoderModel):
         return np.concatenate(parts)
 
     def _run_part(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
-        types = batch.token_type_ids if self._reads_token_types else None
-        tokens = pad(batch.token_ids, self._padding.pad_token_id or 0, token_type_ids=types)
         rows = np.empty(batch.rows, object)
-        for row, weights in enumerate(self._computed(model, tokens)):
+        for row, weights in enumerate(super()._run(model, batch)):
             indices = np.flatnonzero(weights).astype(np.int32)
             rows[row] = keep_largest(indices, weights[indices], self.max_active_dims)
         return rows
@@ -56,3 +59,99 @@ class SparseModel(EncoderModel):
         for _ in range(self.sparse.logs):
             pooled = pooled.log1p()
         return pooled if is_max else pooled.sum(dim=1)
+
+
+class TokenWeights(torch.nn.Module):
+    """SparseStaticEmbedding: the weight of each token that a text has. No transformer runs."""
+
+    def __init__(self, weights: Array) -> None:
+        """`weights`: float32 [tokens]."""
+        super().__init__()
+        self.weights = weights
+        self.config: Any = SimpleNamespace(hidden_size=len(weights))
+
+    def forward(self, token_ids: list[int]) -> tuple[Array, Array]:
+        """Return the indices and values of a text."""
+        indices = np.unique(np.asarray(token_ids, np.int32))
+        indices = indices[self.weights[indices] != 0]
+        return indices, self.weights[indices]
+
+
+class TokenWeightModel(SparseModel):
+    """Its rows do not depend on the texts beside them: all texts share a batch."""
+
+    def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        rows = np.empty(batch.rows, object)
+        for row, ids in enumerate(batch.token_ids):
+            indices, values = model(ids)
+            rows[row] = keep_largest(indices, values, self.max_active_dims)
+        return rows
+
+
+class SparseCodeModel(SparseModel):
+    """An encoder with SparseAutoEncoder after its pooling."""
+
+    code: SparseCode
+
+    def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
+        return self.code(EncoderModel._run(self, model, batch))
+
+    def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+        return EncoderModel._rows(self, output, mask)
+
+
+def load_token_weights(module: Module, vocabulary_size: int, allow_pickled: bool) -> torch.nn.Module:
+    """Return the weights of the tokens. `vocabulary_size`: of the tokenizer. Raises InvalidModel."""
+    return TokenWeights(read_token_weights(module, vocabulary_size, allow_pickled)).eval()
+
+
+def with_sparse_module(
+    model: torch.nn.Module, spec: ModelSpec, config: TextConfig, allow_pickled: bool
+) -> tuple[ModelSpec, Callable[..., EncoderModel]]:
+    """Return the spec of a model of sparse vectors, and what makes an instance of it, as EncoderModel.
+
+    `spec`: of its dense vectors. Raises InvalidModel.
+    """
+    text = spec.text
+    assert text is not None
+    make: Callable[..., EncoderModel]
+    memory_bytes = 0
+    if config.sparse is not None:
+        stated: Any = model.config
+        size = int(stated.vocab_size)
+        make = partial(_splade_model, config.sparse, config.max_active_dims)
+    elif isinstance(model, TokenWeights):
+        size, memory_bytes = len(model.weights), model.weights.nbytes
+        make = partial(_token_weight_model, config.max_active_dims)
+    else:
+        assert config.sparse_module is not None
+        size = text.embedding_size or 0
+        code = SparseCode(config.sparse_module, size, config.max_active_dims, allow_pickled)
+        size, memory_bytes = code.size, code.memory_bytes
+        make = partial(_sparse_code_model, code)
+    pooling = text.pooling if config.sparse is None else "none"
+    spec = replace(
+        spec,
+        outputs=(ValueSpec("sparse_embeddings", TensorType("float32", (-1, size))),),
+        memory_bytes=spec.memory_bytes + memory_bytes,
+        text=replace(text, vectors="sparse", embedding_size=size, shorter_sizes=(), pooling=pooling, normalize=False),
+    )
+    return spec, make
+
+
+def _splade_model(sparse: SparsePooling, max_active_dims: int | None, *arguments: Any) -> EncoderModel:
+    instance = SparseModel(*arguments)
+    instance.sparse, instance.max_active_dims = sparse, max_active_dims
+    return instance
+
+
+def _token_weight_model(max_active_dims: int | None, *arguments: Any) -> EncoderModel:
+    instance = TokenWeightModel(*arguments)
+    instance.max_active_dims = max_active_dims
+    return instance
+
+
+def _sparse_code_model(code: SparseCode, *arguments: Any) -> EncoderModel:
+    instance = SparseCodeModel(*arguments)
+    instance.code = code
+    return instance

@@ -1,5 +1,8 @@
 """An encoder of late interaction (ColBERT): texts in, a vector for each of their tokens out."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,11 @@ from safetensors import safe_open
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings
 from frameworks.pytorch.encoders.encoder import EncoderModel
+from frameworks.pytorch.pinned import pinned_arrays
+from frameworks.pytorch.quantize import held_bytes
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.text.late_interaction import LateInteraction
-from frameworks.text.padding import pad
-from frameworks.types import Array, TokenBatch
+from frameworks.types import Array, ModelSpec, TensorType, TokenBatch, ValueSpec
 
 _OWN_WEIGHT = "linear.weight"
 _IDENTITY = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Identity")
@@ -23,13 +27,17 @@ _LARGEST_VECTOR = 65_536
 class TokenVectorModel(EncoderModel):
     """Its rows are object arrays [texts] of float32 [tokens, size], before they are normalised."""
 
-    projection: torch.nn.Module
+    def __init__(self, *arguments: Any, projection: torch.nn.Module) -> None:
+        """`arguments`: of EncoderModel. `projection`: of the states of the tokens."""
+        super().__init__(*arguments)
+        self._projection = projection
 
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
-        tokens = pad(batch.token_ids, self._padding.pad_token_id or 0)
-        for row, attended in enumerate(batch.attended or ()):
-            tokens.attention_mask[row, attended:] = 0
-        vectors = self._computed(model, tokens)
+        with pinned_arrays(self._pool) as empty:
+            tokens = self._padded(batch, empty)
+            for row, attended in enumerate(batch.attended or ()):
+                tokens.attention_mask[row, attended:] = 0
+            vectors = self._computed(model, tokens)
         rows = np.empty(batch.rows, object)
         for row, ids in enumerate(batch.token_ids):
             # Not a view: it would keep the padding of the batch in memory.
@@ -40,12 +48,31 @@ class TokenVectorModel(EncoderModel):
         return np.stack([vectors.mean(axis=0) for vectors in rows])
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        vectors: torch.Tensor = self.projection(output.last_hidden_state)
+        vectors: torch.Tensor = self._projection(output.last_hidden_state)
         return vectors
 
     def close(self) -> None:
         super().close()
-        self.projection = torch.nn.Identity()
+        self._projection = torch.nn.Identity()
+
+
+def with_token_vectors(
+    model: torch.nn.Module, spec: ModelSpec, late: LateInteraction, weights: WeightFiles
+) -> tuple[ModelSpec, Callable[..., EncoderModel]]:
+    """Return the spec of a model of late interaction, and what makes an instance of it, as EncoderModel.
+
+    `spec`: of its dense vectors. Raises InvalidModel.
+    """
+    assert spec.text is not None
+    hidden_size = int(getattr(model.config, "hidden_size", 0))
+    projection, size = load_projection(late, weights, hidden_size, next(model.parameters()))
+    spec = replace(
+        spec,
+        outputs=(ValueSpec("multi_embeddings", TensorType("float32", (-1, -1, size))),),
+        memory_bytes=spec.memory_bytes + held_bytes(projection),
+        text=replace(spec.text, vectors="multi", embedding_size=size, shorter_sizes=(), pooling="none"),
+    )
+    return spec, partial(TokenVectorModel, projection=projection)
 
 
 def load_projection(

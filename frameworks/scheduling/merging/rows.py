@@ -263,7 +263,7 @@ def _part_of_items(batch: TaskBatch, position: int) -> Part:
 def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
     """Merge texts. Beside pairs of texts, the tokens of single texts have type 0."""
     token_ids = list(chain.from_iterable(batch.token_ids for batch in batches))
-    attended = unpooled = types = are_queries = None
+    attended = unpooled = types = are_queries = kinds = None
     if any(batch.attended is not None for batch in batches):
         attended = [n for batch in batches for n in batch.attended or map(len, batch.token_ids)]
     if any(batch.unpooled is not None for batch in batches):
@@ -274,7 +274,9 @@ def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
         ]
     if any(batch.are_queries is not None for batch in batches):
         are_queries = [each for batch in batches for each in batch.are_queries or [False] * batch.rows]
-    return TokenBatch(token_ids, types, attended, unpooled, are_queries)
+    if any(batch.kinds is not None for batch in batches):
+        kinds = [each for batch in batches for each in batch.kinds or [("dense",)] * batch.rows]
+    return TokenBatch(token_ids, types, attended, unpooled, are_queries, kinds)
 
 
 def _rows(value: Value, at: int, rows: int) -> Value:

@@ -58,12 +58,5 @@ def run_by_length(batch: TokenBatch, run: Run) -> Array:
 
 def texts_at(batch: TokenBatch, positions: Array) -> TokenBatch:
     """Return the texts of a batch at some positions, in their order."""
-    types, attended, unpooled, are_queries = batch.token_type_ids, batch.attended, batch.unpooled, batch.are_queries
     at = positions.tolist()
-    return TokenBatch(
-        [batch.token_ids[i] for i in at],
-        None if types is None else [types[i] for i in at],
-        None if attended is None else [attended[i] for i in at],
-        None if unpooled is None else [unpooled[i] for i in at],
-        None if are_queries is None else [are_queries[i] for i in at],
-    )
+    return batch.map_rows(lambda each: [each[i] for i in at])

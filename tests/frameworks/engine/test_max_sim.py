@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from frameworks.engine import scoring
-from frameworks.engine.scoring import max_sim, max_sims, texts_by_side
+from frameworks.engine import text_answers
+from frameworks.engine.text_answers import max_sim, max_sims, texts_by_side
 from frameworks.types import Array, MultiVectorAnswer, PairRequest
 
 
@@ -15,7 +15,7 @@ def vectors(*lengths: int) -> list[Array]:
 
 @pytest.mark.parametrize("block_numbers", [1, 200, 10_000])
 def test_max_sim_equals_plain_loop(block_numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "_BLOCK_NUMBERS", block_numbers)
+    monkeypatch.setattr(text_answers, "_BLOCK_NUMBERS", block_numbers)
     query, *documents = vectors(5, 7, 1, 0, 30, 12)
     expected = [sum(max((float(q @ d) for d in document), default=0.0) for q in query) for document in documents]
     np.testing.assert_allclose(max_sim(query, documents), expected, rtol=1e-5)

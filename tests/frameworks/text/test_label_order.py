@@ -4,7 +4,7 @@ from math import isnan
 
 import numpy as np
 
-from frameworks.engine.scoring import ranked
+from frameworks.engine.text_answers import ranked
 from frameworks.text.label_order import in_label_order
 from frameworks.types import ClassifyAnswer
 

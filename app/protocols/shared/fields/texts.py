@@ -4,7 +4,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
-from app.protocols.shared.bodies import MAX_INT32
+from app.protocols.shared.bodies import MAX_INT32, got
 from app.protocols.shared.fields.generation import TokenId
 from frameworks.core.errors import InvalidInput
 from frameworks.types import ModelSpec, TextSpec, Truncation
@@ -89,6 +89,21 @@ def check_input_type(spec: ModelSpec) -> None:
             "expected a model that reads queries otherwise than documents, got another; "
             "put the prompt of the type before each text",
         )
+
+
+def read_function_to_apply(value: object, spec: ModelSpec, field: str) -> bool:
+    """Return whether logits are asked for. `value`: the function that makes scores of them.
+
+    Raises InvalidInput for a function that the model does not have.
+    """
+    is_multi_label = any(each is not None and each.multi_label for each in (spec.text, spec.image))
+    own = "sigmoid" if is_multi_label else "softmax"
+    if value not in ("none", own):
+        raise InvalidInput(
+            field,
+            f'expected "none" or "{own}", which the files of the model say, got {got(value)}; leave it out',
+        )
+    return value == "none"
 
 
 def check_dimensions(dimensions: int | None, text: TextSpec) -> int | None:

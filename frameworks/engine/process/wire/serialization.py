@@ -31,6 +31,7 @@ from frameworks.text.tokens import (
 from frameworks.types import (
     Answer,
     ClassifyAnswer,
+    CombinedAnswer,
     EmbedAnswer,
     ModelSpec,
     MultiVectorAnswer,
@@ -75,6 +76,7 @@ _ANSWERS: dict[str, type[SentAnswer]] = {
         ScoreAnswer,
         SparseAnswer,
         MultiVectorAnswer,
+        CombinedAnswer,
         TaskAnswer,
         TokenizeAnswer,
         DetokenizeAnswer,

@@ -37,6 +37,7 @@ VECTORS = EmbedAnswer(np.array([[0.5, -1], [2, 3]], np.float32), 9)
 ONE = ClassifyAnswer([[("b", 0.75), ("a", 0.25)]], 4)
 TWO = ClassifyAnswer([[("b", 0.75), ("a", 0.25)], [("a", 1.0), ("b", 0.0)]], 9)
 ROW = [{"score": 0.75, "label": "b"}, {"score": 0.25, "label": "a"}]
+SPARSE: dict[str, Any] = {"vectors": ("sparse",), "kinds": ("sparse",)}
 RANKED = {"query": "q", "texts": ["a", "b", "c"]}
 SIMILAR: dict[str, Any] = {"source_sentence": "s", "sentences": ["a", "b"]}
 
@@ -104,10 +105,16 @@ class TestEmbedSparse:
     @pytest.mark.parametrize(
         ("fields", "request_"),
         [
-            ({"inputs": ["a", "b"]}, TextRequest(["a", "b"], vectors=("sparse",))),
-            ({"inputs": [[1], [2]]}, TextRequest([], token_ids=[[1], [2]], vectors=("sparse",))),
-            ({"inputs": "a", "truncate": False}, TextRequest(["a"], truncate=False, vectors=("sparse",))),
-            ({"inputs": "a", "prompt_name": "query"}, TextRequest(["a"], prompt="q: ", vectors=("sparse",))),
+            ({"inputs": ["a", "b"]}, TextRequest(["a", "b"], **SPARSE)),
+            ({"inputs": [[1], [2]]}, TextRequest([], token_ids=[[1], [2]], **SPARSE)),
+            (
+                {"inputs": "a", "truncate": False},
+                TextRequest(["a"], truncate=False, **SPARSE),
+            ),
+            (
+                {"inputs": "a", "prompt_name": "query"},
+                TextRequest(["a"], prompt="q: ", **SPARSE),
+            ),
         ],
     )
     def test_body_becomes_text_request(self, fields: dict[str, object], request_: TextRequest) -> None:
@@ -178,6 +185,29 @@ class TestHuggingFace:
 
     def test_prompt_of_labels_is_refused(self) -> None:
         assert_refused(ROOT_CODEC, "prompt_name", model="classify", inputs="a", prompt_name="query")
+
+    def test_parameters_hold_options_of_vectors(self) -> None:
+        parameters = {"normalize": False, "prompt_name": "query", "dimensions": None, "truncate": False}
+        decoded = decode(ROOT_CODEC, model="embed-prompts", inputs=["a"], parameters=parameters)
+        assert decoded.request == decode(
+            ROOT_CODEC, model="embed-prompts", inputs=["a"], normalize=False, prompt_name="query", truncate=False
+        ).request  # fmt: skip
+        assert decoded.request.normalize is False
+        assert decoded.request.prompt
+
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"parameters": {"normalize": True}, "normalize": True}, "parameters.normalize"),
+            ({"parameters": {"dimensions": 3}}, "parameters.dimensions"),
+            ({"dimensions": 3, "parameters": {}}, "dimensions"),
+            ({"parameters": {"prompt_name": "other"}}, "parameters.prompt_name"),
+            ({"inputs": SIMILAR, "parameters": {"normalize": True}}, "parameters.normalize"),
+            ({"model": "classify", "parameters": {"dimensions": 8}}, "parameters.dimensions"),
+        ],
+    )
+    def test_wrong_options_of_vectors_are_refused(self, fields: dict[str, object], field: str) -> None:
+        assert_refused(ROOT_CODEC, field, **({"inputs": "a"} | fields))
 
     def test_unknown_parameter_is_refused(self) -> None:
         error = decode_error(ROOT_CODEC, model="classify", inputs="a", parameters={"top": 1})

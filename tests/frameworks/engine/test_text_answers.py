@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 from frameworks.core.errors import InvalidInput
-from frameworks.engine.scoring import PAIR_FIELD, cosines, distinct_texts, name_pair, probabilities
+from frameworks.engine.text_answers import PAIR_FIELD, cosines, distinct_texts, name_pair, probabilities
 from frameworks.text.pooling import normalize_rows
 from frameworks.types import EmbedAnswer, PairRequest, TokenBatch
 

@@ -1,27 +1,36 @@
-"""Compute the scores of text pairs, from embeddings, vectors of tokens, or the logits of a cross-encoder."""
+"""Compute the answers of text models from their rows: vectors of each kind, labels, and the scores of pairs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from frameworks.core.errors import InvalidInput
-from frameworks.text.pooling import scores
+from frameworks.text.late.tokenizer import LateTokenizer
+from frameworks.text.pooling import normalize_rows, scores
 from frameworks.types import (
     Array,
     ClassifyAnswer,
+    CombinedAnswer,
     EmbedAnswer,
     MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
     SparseAnswer,
+    Task,
+    TextRequest,
+    TextSpec,
     TokenBatch,
+    VectorAnswer,
+    Vectors,
 )
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
 """The field of an InvalidInput: a pair, or one of its two texts."""
 
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)
 _TEXT_FIELD = re.compile(r"text\[(\d+)\]")
 # Rows of one multiplication. Other threads run between two of them.
 _BLOCK_ROWS = 1024
@@ -148,3 +157,96 @@ def ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None, tok
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k].tolist()
     rows = [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order, strict=True)]
     return ClassifyAnswer(rows, tokens, order if len(set(labels)) < len(labels) else None)
+
+
+def without_texts(kinds: tuple[Vectors, ...]) -> VectorAnswer:
+    """Return the answer to a request without texts."""
+    return _sole_or_combined(
+        EmbedAnswer(_NO_ROWS, tokens=0) if "dense" in kinds else None,
+        SparseAnswer([], [], tokens=0) if "sparse" in kinds else None,
+        MultiVectorAnswer([], tokens=0) if "multi" in kinds else None,
+    )
+
+
+def _sole_or_combined(
+    dense: EmbedAnswer | None, sparse: SparseAnswer | None, multi: MultiVectorAnswer | None
+) -> VectorAnswer:
+    """Return the answer of the only kind, else all of them."""
+    combined = CombinedAnswer(dense, sparse, multi)
+    return combined.answers[0] if len(combined.answers) == 1 else combined
+
+
+def finished(
+    task: Task, text: TextSpec, request: TextRequest, rows: Array, token_ids: list[list[int]]
+) -> EmbedAnswer | ClassifyAnswer:
+    """Compute the answer from the model's rows [texts, embedding size or labels]."""
+    if task == "classify":
+        return classified(text, request.raw_scores, request.top_k, rows, token_ids)
+    return _embedded(text, request, rows, token_ids)
+
+
+def _embedded(text: TextSpec, request: TextRequest, rows: Array, token_ids: list[list[int]]) -> EmbedAnswer:
+    normalize = text.normalize if request.normalize is None else request.normalize
+    rows = rows[:, : request.dimensions]
+    return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
+
+
+def sparse_of(request: TextRequest, rows: Iterable[tuple[Array, Array]], token_ids: list[list[int]]) -> SparseAnswer:
+    """Keep the elements that the request asks for. `rows`: indices and values of each text."""
+    kept = []
+    for row in rows:
+        indices, values = row if request.min_value == 0 else _above(row[0], row[1], request.min_value)
+        kept.append((indices, values) if request.top_k is None else _highest(indices, values, request.top_k))
+    return SparseAnswer([each for each, _ in kept], [each for _, each in kept], sum(map(len, token_ids)))
+
+
+def size_of_kinds(row: dict[Vectors, Any]) -> int:
+    """Return the number of numbers in the vectors of a text."""
+    return sum(value[1].size if kind == "sparse" else value.size for kind, value in row.items())
+
+
+def of_kinds(
+    text: TextSpec, request: TextRequest, kinds: tuple[Vectors, ...], rows: Array, token_ids: list[list[int]]
+) -> VectorAnswer:
+    """Compute the answer from an object array [texts] of vectors by kind."""
+    dense = sparse = multi = None
+    if "dense" in kinds:
+        dense = _embedded(text, request, np.stack([row["dense"] for row in rows]), token_ids)
+    if "sparse" in kinds:
+        sparse = sparse_of(request, [row["sparse"] for row in rows], token_ids)
+    if "multi" in kinds:
+        own = [row["multi"] for row in rows]
+        vectors = own if request.normalize is False else [normalize_rows(each) for each in own]
+        multi = MultiVectorAnswer(vectors, sum(map(len, token_ids)))
+    return _sole_or_combined(dense, sparse, multi)
+
+
+def _above(indices: Array, values: Array, min_value: float) -> tuple[Array, Array]:
+    is_kept = values >= min_value
+    return indices[is_kept], values[is_kept]
+
+
+def _highest(indices: Array, values: Array, top_k: int) -> tuple[Array, Array]:
+    """Return the elements of the highest values, by ascending index; of equal values those of lower indices."""
+    order = np.sort(np.argsort(-values, kind="stable")[:top_k])
+    return indices[order], values[order]
+
+
+def token_vectors_of(
+    tokenizer: LateTokenizer, rows: Array, token_ids: list[list[int]], num_queries: int, normalize: bool
+) -> MultiVectorAnswer:
+    """Keep the vectors that the model's files want. `rows`: an object array [texts] of float32 [tokens, size]."""
+    vectors = []
+    for index, ids in enumerate(token_ids):
+        own = rows[index] if index < num_queries else rows[index][tokenizer.has_vector(ids)]
+        vectors.append(normalize_rows(own) if normalize else own)
+    return MultiVectorAnswer(vectors, sum(map(len, token_ids)))
+
+
+def classified(
+    text: TextSpec, raw_scores: bool, top_k: int | None, rows: Array, token_ids: Sequence[Sequence[int]]
+) -> ClassifyAnswer:
+    """Compute the answer from the model's logits [texts, labels]."""
+    is_plain = raw_scores or text.is_regression
+    values = rows.astype(np.float64) if is_plain else scores(rows, text.multi_label)
+    return ranked(values, text.labels, top_k, sum(map(len, token_ids)))
