@@ -91,6 +91,10 @@ class InvalidInput(FieldError):
     """The value of a field is invalid; the message names the field and the expected value."""
 
 
+_MAX_LISTED = 40
+"""Names in a message: a graph may have thousands of inputs."""
+
+
 class UnknownField(FieldError):
     """The body has a field that the route does not know; the message names the nearest known field."""
 
@@ -100,8 +104,9 @@ class UnknownField(FieldError):
         names = sorted(known)
         near = similar_names(name, names, 1)
         name = name[:MAX_SHOWN_CHARACTERS]
-        paths = [within + each for each in names]
-        hint = f'did you mean "{within}{near[0]}"?' if near else f"known fields are {', '.join(paths)}"
+        listed = ", ".join(within + each for each in names[:_MAX_LISTED])
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        hint = f'did you mean "{within}{near[0]}"?' if near else f"known fields are {listed}{more}"
         return cls(within + name, f"unknown field; {hint}")
 
 

@@ -17,6 +17,7 @@ from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.text.config import TextConfig, read_text_config
 from frameworks.text.padding import PaddedTokens, pad
+from frameworks.text.pickled_tensors import HEADS
 from frameworks.text.pooling import pool
 from frameworks.text.positions import position_trial_ids
 from frameworks.text.tokenizer import TextTokenizer
@@ -48,6 +49,8 @@ def with_text(instances: list[OnnxModel], file: Path, allow_pickled: bool = Fals
     if not (folder / "tokenizer.json").is_file():
         return [*instances]
     config = read_text_config(folder)
+    if any((folder / name).is_file() for name in HEADS.values()):
+        log.warning("only dense vectors are served", reason="a graph has no heads of other vectors")
     if config.answers is not None:
         raise InvalidModel(f"{folder}: LogitScore: expected a PyTorch model, got a graph; serve the original weights")
     head = find_head(instances[0].spec, config) if config.has_task else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from frameworks.core.errors import InvalidModel
+from frameworks.types import Vectors
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PICKLE = "pytorch_model.bin"
+HEADS: dict[Vectors, str] = {"sparse": "sparse_linear.pt", "multi": "colbert_linear.pt"}
+"""Kind of vectors → the file of its layer on the states of the tokens, as in bge-m3."""
 
 
 def read_pickled_tensors(file: Path) -> "Mapping[str, torch.Tensor]":

@@ -20,7 +20,7 @@ from frameworks.types import (
     EmbedAnswer,
     MultiVectorAnswer,
     ScoreAnswer,
-    SparseAnswer,
+    VectorAnswer,
 )
 
 Header = tuple[bytes, bytes]
@@ -239,7 +239,7 @@ def check_content_type(value: bytes) -> None:
         )
 
 
-def _vectors_of(answer: EmbedAnswer | MultiVectorAnswer | SparseAnswer | CombinedAnswer) -> list[Array]:
+def _vectors_of(answer: VectorAnswer) -> list[Array]:
     if isinstance(answer, CombinedAnswer):
         return [array for each in answer.answers for array in _vectors_of(each)]
     if isinstance(answer, EmbedAnswer):
@@ -258,7 +258,7 @@ def elements_of(answer: Any) -> int:
         return elements
     if isinstance(answer, np.ndarray):
         return answer.size
-    if isinstance(answer, EmbedAnswer | MultiVectorAnswer | SparseAnswer | CombinedAnswer):
+    if isinstance(answer, VectorAnswer):
         return sum(row.size for row in _vectors_of(answer))
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))

@@ -93,14 +93,14 @@ def _build_embed(body: TeiEmbedRequest | TeiRootRequest, spec: ModelSpec) -> Tex
 
 
 def _named(name: str | None, has_texts: bool, text: TextSpec) -> dict[str, Any]:
-    """Return what a `prompt_name` chooses: the prompt, or the side of a model with sides, which has its own prompt.
+    """Return the field of a TextRequest that a `prompt_name` sets: the prompt, or the side of a model with sides.
 
-    None: the prompt of the model's files for all texts. Raises InvalidInput.
+    A side has its own prompt. Without a name the model's files decide. Raises InvalidInput.
     """
     if name is None:
         return {}
     if text.has_sides and name in _SIDES:
-        return {"are_queries": name == _SIDES[0]}
+        return {"are_queries": name == "query"}
     if has_texts and name in text.prompts:
         return {"prompt": text.prompts[name]}
     names = {*(text.prompts if has_texts else ()), *(_SIDES if text.has_sides else ())}
@@ -240,7 +240,7 @@ def _build_root(body: TeiRootRequest, spec: ModelSpec) -> TextRequest | PairRequ
 
 
 def _options_of_vectors(body: TeiRootRequest) -> dict[str, Any]:
-    """Return those that `parameters` gives. Raises InvalidInput for one that the body gives too."""
+    """Return the options of vectors that `parameters` gives. Raises InvalidInput for one that the body gives too."""
     given = {} if body.parameters is None else body.parameters.of_vectors()
     for name in given:
         if name in body.model_fields_set:
@@ -265,7 +265,7 @@ def _build_images(body: TeiRootRequest, spec: ModelSpec) -> ImageRequest:
 
 
 def _asks_logits(options: RootParameters, spec: ModelSpec) -> bool:
-    """Raises InvalidInput for a function that the model does not have."""
+    """Return whether the scores are to be logits. Raises InvalidInput for a function that the model does not have."""
     value = options.function_to_apply
     return value is not None and read_function_to_apply(value, spec, "parameters.function_to_apply")
 
@@ -334,7 +334,7 @@ def _rename_in_predict(field: str) -> str:
 
 
 def _drop_null_parameters(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Options of huggingface_hub may be null."""
+    """Take away options that are null: huggingface_hub sends all of them."""
     options = fields.get("parameters")
     if isinstance(options, dict):
         fields["parameters"] = {name: value for name, value in options.items() if value is not None}

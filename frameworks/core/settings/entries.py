@@ -134,8 +134,8 @@ class ModelEntry(BaseModel):
     cache: bool = False
     """Whether responses are cached for equal requests, within `[cache]`. Generated texts are not cached."""
     allow_pickled_weights: bool = False
-    """Encoders of texts: whether `pytorch_model.bin` is read where a module has no `model.safetensors`, with
-    `torch.load(weights_only=True)`. Only for files that you trust."""
+    """Encoders of texts: whether `pytorch_model.bin` is read where a module has no `model.safetensors`, and
+    heads of further vectors, with `torch.load(weights_only=True)`. Only for files that you trust."""
     downloadable: bool = False
     """Whether keys with the scope `read` may fetch the files of the model from `/models/{name}/files`. The web page can
     then run it in the browser."""

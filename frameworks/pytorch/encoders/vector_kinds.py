@@ -18,13 +18,12 @@ from frameworks.core.files import read_json
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.pytorch.quantize import held_bytes
-from frameworks.text.pickled_tensors import read_pickled_tensors
+from frameworks.text.pickled_tensors import HEADS, read_pickled_tensors
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Array, ModelSpec, TokenBatch, Vectors
 
 log = structlog.get_logger(__name__)
 
-_FILES: dict[Vectors, str] = {"sparse": "sparse_linear.pt", "multi": "colbert_linear.pt"}
 _WITHOUT_WEIGHT = ("cls_token", "eos_token", "pad_token", "unk_token")
 _LARGEST_VECTOR = 65_536
 
@@ -115,7 +114,7 @@ def _load_heads(
     folder: Path, model: torch.nn.Module, tokenizer: TextTokenizer, allow_pickled: bool
 ) -> VectorHeads | None:
     """Read the heads of an encoder; None where its folder has none, or only pickles that are not allowed."""
-    files = {kind: folder / name for kind, name in _FILES.items() if (folder / name).is_file()}
+    files = {kind: folder / name for kind, name in HEADS.items() if (folder / name).is_file()}
     if not files:
         return None
     if not allow_pickled:

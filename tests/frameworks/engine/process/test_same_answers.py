@@ -227,7 +227,8 @@ async def test_closed_generation_ends_in_process() -> None:
         await anext(generation)
         generation.close()
         hosted = models[1]
-        await soon(lambda: bool(hosted.aborted) and not hosted.has_work)
+        await soon(lambda: not hosted.has_work)
+        assert hosted.aborted
 
 
 @in_loop
