@@ -20,6 +20,8 @@ from frameworks.text.padding import PaddedTokens, pad
 from frameworks.text.pickled_tensors import HEADS
 from frameworks.text.pooling import pool
 from frameworks.text.positions import position_trial_ids
+from frameworks.text.sentence_modules.sparse_modules import dense_rows
+from frameworks.text.sentence_modules.sparse_pooling import most_texts
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -92,8 +94,6 @@ class OnnxTextModel:
         self._model = model
         self._padding = padding
         self._head = head
-        if config.sparse is not None:
-            raise InvalidModel(f"{folder}: SpladePooling is not served of an ONNX graph; serve it with PyTorch")
         if config.late is not None:
             raise InvalidModel(
                 f"{folder}: expected a model with one vector for each text, got one of late interaction; serve its "
@@ -115,12 +115,15 @@ class OnnxTextModel:
             embedding_size *= len(self._pooling.split("+"))
         if head.vectors is not None:
             embedding_size = head.vectors.size
+        if head.sparse is not None:
+            embedding_size = head.sparse_size
         self.spec = replace(
             model.spec,
             task=head.task,
             text=TextSpec(
                 max_tokens=config.max_tokens,
-                normalize=config.normalize,
+                vectors="dense" if head.sparse is None else "sparse",
+                normalize=config.normalize and head.sparse is None,
                 labels=labels,
                 # A single label's softmax would be 1, whatever its logit.
                 multi_label=config.multi_label or len(labels) == 1,
@@ -129,9 +132,14 @@ class OnnxTextModel:
                 prompts=config.prompts,
                 scores_are_logits=config.scores_are_logits,
                 is_regression=config.is_regression,
-                pooling="pooler" if head.output == "pooler_output" else self._pooling,
+                pooling=_pooling_of(head, self._pooling),
             ),
         )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the vectors of texts are sparse."""
+        return self._head.sparse is not None
 
     def infer(self, batch: Batch) -> dict[str, Value]:
         """As BatchModel.infer."""
@@ -180,7 +188,7 @@ class OnnxTextModel:
         token_ids = tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
         tolerance = text_tolerance(self._model.spec, self._model.rounds_activations)
         try:
-            because = self._padding.reason_not_shared(token_ids, self._rows_of, tolerance)
+            because = self._padding.reason_not_shared(token_ids, self._trial_rows, tolerance)
         except OutOfMemory:
             raise
         except RoundhouseError as error:
@@ -190,9 +198,17 @@ class OnnxTextModel:
         if because is not None:
             log.warning("texts of different lengths are not batched together", reason=because)
 
+    def _trial_rows(self, batch: TokenBatch) -> Array:
+        """Return a row of numbers for each text, to compare two runs."""
+        rows = self._rows_of(batch)
+        return dense_rows(rows, self._head.sparse_size) if self.is_sparse else rows
+
     def _rows_of(self, batch: TokenBatch) -> Array:
         """Run as many texts at a time as the graph reads; return a row for each."""
         rows_per_run = self._fixed_rows or max(1, batch.rows)
+        if self.is_sparse and not self._fixed_rows:
+            longest = max(map(len, batch.token_ids), default=1)
+            rows_per_run = min(rows_per_run, most_texts(longest, self._head.sparse_size))
         parts = [self._run(batch.part(start, rows_per_run)) for start in range(0, max(1, batch.rows), rows_per_run)]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
@@ -204,9 +220,12 @@ class OnnxTextModel:
             states = self._head.tokens(output.reshape(-1, output.shape[-1]))
             output = states.reshape(*output.shape[:2], -1)
         rows = pool(output, tokens.pooling_mask, self._pooling) if self._head.pools else output
+        rows = rows[: batch.rows]
         if self._head.vectors is not None:
-            return self._head.vectors(rows[: batch.rows])
-        return rows[: batch.rows].astype(np.float32, copy=False)
+            rows = self._head.vectors(rows)
+        if self._head.sparse is not None:
+            return self._head.sparse(rows, tokens.pooling_mask[: batch.rows])
+        return rows.astype(np.float32, copy=False)
 
     def usable_positions(self, file: Path) -> int | None:
         """Return the largest number of tokens that the graph has positions for; None where nothing bounds it."""
@@ -256,3 +275,10 @@ class OnnxTextModel:
                     values = np.broadcast_to(np.arange(tokens.input_ids.shape[1]), tokens.input_ids.shape)
             feeds[spec.name] = np.ascontiguousarray(values, dtype=NUMPY_DTYPES[spec.type.dtype])
         return feeds
+
+
+def _pooling_of(head: TextHead, pooling: str) -> str:
+    """Return how the states of tokens become a vector, as descriptions name it."""
+    if head.output == "pooler_output":
+        return "pooler"
+    return "none" if head.sparse is not None and not head.pools else pooling

@@ -77,6 +77,10 @@ def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, 
 def _make(original: Original, scheme: Scheme, target: Path) -> QuantizationReport:
     """Write the copy to `target`, and the external data of a large one beside it."""
     model = original.open(original.file)
+    if isinstance(model, OnnxTextModel) and model.is_sparse:
+        raise InvalidModel(
+            f"{original.file}: quantized: expected false for a model of sparse vectors, got {scheme}; remove quantized"
+        )
     batches = comparison_batches(model, original.file)
     # Imported here, as it takes 0.15 s: a start that finds its copies needs none of it.
     from frameworks.onnx.quantization.graph import QuantizableGraph

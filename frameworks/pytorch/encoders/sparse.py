@@ -12,12 +12,15 @@ import torch
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.text.config import TextConfig
 from frameworks.text.sentence_modules.modules import Module
-from frameworks.text.sentence_modules.sparse_modules import SparseCode, keep_largest, read_token_weights
-from frameworks.text.sentence_modules.sparse_pooling import SparsePooling
+from frameworks.text.sentence_modules.sparse_modules import (
+    SparseCode,
+    dense_rows,
+    keep_largest,
+    read_token_weights,
+    sparse_rows,
+)
+from frameworks.text.sentence_modules.sparse_pooling import SparsePooling, most_texts
 from frameworks.types import Array, ModelSpec, TensorType, TokenBatch, ValueSpec
-
-_MAX_LOGITS = 64 * 1024**2
-"""Of one run, in numbers: 256 MiB in float32."""
 
 
 class SparseModel(EncoderModel):
@@ -29,26 +32,18 @@ class SparseModel(EncoderModel):
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
         """Run a batch in parts whose logits have a bound: each token has one for the whole vocabulary."""
         assert self.spec.embedding_size is not None
-        longest = max(1, *map(len, batch.token_ids)) if batch.rows else 1
-        rows = max(1, _MAX_LOGITS // (longest * self.spec.embedding_size))
+        rows = most_texts(max(map(len, batch.token_ids), default=1), self.spec.embedding_size)
         if rows >= batch.rows:
             return self._run_part(model, batch)
         parts = [self._run_part(model, batch.part(at, rows)) for at in range(0, batch.rows, rows)]
         return np.concatenate(parts)
 
     def _run_part(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
-        rows = np.empty(batch.rows, object)
-        for row, weights in enumerate(super()._run(model, batch)):
-            indices = np.flatnonzero(weights).astype(np.int32)
-            rows[row] = keep_largest(indices, weights[indices], self.max_active_dims)
-        return rows
+        return sparse_rows(super()._run(model, batch), self.max_active_dims)
 
     def _trial_row(self, rows: Array) -> Array:
         assert self.spec.embedding_size is not None
-        dense = np.zeros((len(rows), self.spec.embedding_size), np.float32)
-        for row, (indices, values) in enumerate(rows):
-            dense[row, indices] = values
-        return dense
+        return dense_rows(rows, self.spec.embedding_size)
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = output.logits

@@ -39,6 +39,23 @@ def keep_largest(indices: Array, values: Array, count: int | None) -> tuple[Arra
     return indices[kept], values[kept]
 
 
+def sparse_rows(weights: Array, count: int | None) -> Array:
+    """Return an object array [texts] of (indices, values) for float32 [texts, size]. `count`: as of `keep_largest`."""
+    rows = np.empty(len(weights), object)
+    for row, own in enumerate(weights):
+        indices = np.flatnonzero(own).astype(np.int32)
+        rows[row] = keep_largest(indices, own[indices], count)
+    return rows
+
+
+def dense_rows(rows: Array, size: int) -> Array:
+    """Return float32 [texts, size] for an object array [texts] of (indices, values)."""
+    dense = np.zeros((len(rows), size), np.float32)
+    for row, (indices, values) in enumerate(rows):
+        dense[row, indices] = values
+    return dense
+
+
 def read_token_weights(module: Module, vocabulary_size: int, allow_pickled: bool) -> Array:
     """Return the weight of each token of SparseStaticEmbedding, float32 [tokens]. Raises InvalidModel."""
     weights = read_weights(module, allow_pickled).get("weight")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from frameworks.core.errors import InvalidModel
-from frameworks.pytorch.encoders import sparse
+from frameworks.text.sentence_modules import sparse_pooling
 from frameworks.types import TEXT_OUTPUT, TokenBatch
 from tests.frameworks.models.loading import load_torch
 from tests.support.models.sparse_folders import save_splade
@@ -60,7 +60,7 @@ def test_batch_in_parts_gives_equal_vectors(tmp_path: Path, monkeypatch: pytest.
     assert model.tokenizer is not None
     batch = TokenBatch(model.tokenizer.tokenize(ALL, truncate=True))
     whole = np.asarray(model.infer(batch)[TEXT_OUTPUT])
-    monkeypatch.setattr(sparse, "_MAX_LOGITS", 1)
+    monkeypatch.setattr(sparse_pooling, "_MAX_LOGITS", 1)
     for (indices, values), (others, theirs) in zip(np.asarray(model.infer(batch)[TEXT_OUTPUT]), whole, strict=True):
         np.testing.assert_array_equal(indices, others)
         np.testing.assert_allclose(values, theirs, rtol=0, atol=TOLERANCE)

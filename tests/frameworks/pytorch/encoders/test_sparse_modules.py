@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from frameworks.core.errors import InvalidModel
+from frameworks.text.sentence_modules import sparse_pooling
 from frameworks.types import TEXT_OUTPUT
 from tests.frameworks.models.loading import load_onnx, load_torch
-from tests.support.models.exported import export_states
+from tests.support.models.exported import export_logits, export_states
 from tests.support.models.sparse_folders import save_splade
 from tests.support.models.text_files import TEXTS, change_json
 from tests.support.models.torch_folders import HIDDEN_SIZE, MAX_TOKENS, save_embedder
@@ -35,10 +36,11 @@ def saved(tmp_path: Path) -> Saved:
     return save
 
 
-def check(folder: Path, texts: list[str] = ALL) -> None:
+def check(folder: Path, texts: list[str] = ALL, graph: Path | None = None, rtol: float = 0.0) -> None:
+    """Compare a folder, or its exported graph, with SparseEncoder."""
     from sentence_transformers import SparseEncoder
 
-    model = load_torch(folder, dtype="f32")
+    model = load_torch(folder, dtype="f32") if graph is None else load_onnx(graph)
     model.warm_up()
     assert model.spec.text is not None
     assert (model.spec.text.vectors, model.spec.text.unpadded_because) == ("sparse", None)
@@ -54,7 +56,7 @@ def check(folder: Path, texts: list[str] = ALL) -> None:
         dense[indices] = values
         assert values.all()
         assert (np.diff(indices) > 0).all()
-        np.testing.assert_allclose(dense, wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(dense, wanted, rtol=rtol, atol=1e-5)
 
 
 def token_weights(folder: Path, **tokenizer: Any) -> Any:
@@ -140,7 +142,38 @@ def test_quantized_sparse_module_is_refused(saved: Saved, tmp_path: Path) -> Non
         load_torch(folder, dtype="int8")
 
 
-def test_graph_with_sparse_module_is_refused(saved: Saved, tmp_path: Path) -> None:
-    folder = saved(*auto_encoder(tmp_path, hidden_dim=48, k=5))
-    with pytest.raises(InvalidModel, match="SparseAutoEncoder: expected a PyTorch model, got a graph"):
-        load_onnx(export_states(folder, tmp_path / "graph"))
+@pytest.mark.parametrize("options", [{}, {"max_active_dims": 9}])
+def test_graph_with_auto_encoder_equals_sparse_encoder(saved: Saved, tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = saved(*auto_encoder(tmp_path, hidden_dim=48, k=5), **options)
+    check(folder, graph=export_states(folder, tmp_path / "graph"))
+
+
+@pytest.mark.parametrize(("strategy", "activation"), [("max", "relu"), ("sum", "log1p_relu")])
+def test_graph_of_splade_equals_sparse_encoder(tmp_path: Path, strategy: str, activation: str) -> None:
+    folder = save_splade(tmp_path / "saved", strategy, activation)
+    graph = export_logits(folder, tmp_path / "graph")
+    # A sum over the tokens of a text reaches 27, where float32 has steps of 2e-6.
+    rtol = 1e-5 if strategy == "sum" else 0.0
+    check(folder, graph=graph, rtol=rtol)
+    for each in (folder, graph):
+        change_json(each / "config_sentence_transformers.json", max_active_dims=6)
+    check(folder, graph=graph, rtol=rtol)
+
+
+def test_graph_of_splade_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_splade(tmp_path / "saved")
+    graph = export_logits(folder, tmp_path / "graph")
+    monkeypatch.setattr(sparse_pooling, "_MAX_LOGITS", 1)
+    check(folder, graph=graph)
+
+
+def test_quantized_graph_of_sparse_vectors_is_refused(tmp_path: Path) -> None:
+    graph = export_logits(save_splade(tmp_path / "saved"), tmp_path / "graph")
+    with pytest.raises(InvalidModel, match="quantized: expected false for a model of sparse vectors, got int8"):
+        load_onnx(graph, quantized=True, cache_dir=tmp_path / "cache")
+
+
+def test_splade_beside_graph_of_states_serves_tensors(tmp_path: Path) -> None:
+    folder = save_splade(tmp_path / "saved")
+    model = load_onnx(export_states(folder, tmp_path / "graph"))
+    assert model.spec.text is None
