@@ -112,7 +112,7 @@ class TextSpec:
     `unpadded_because`: why only texts of one length share a batch; None where others do. `vectors`: of an embedding
     model. `sparse`: a weight for each token of the vocabulary; `multi`: a vector for each token of the text.
     `has_sides`: queries and documents have encoders of their own. `other_vectors`: kinds that requests may ask for
-    besides `vectors`, of the same run.
+    besides `vectors`, of the same run. `pads`: texts of a run are padded to the longest of them.
     """
 
     max_tokens: int
@@ -129,6 +129,7 @@ class TextSpec:
     vectors: Vectors = "dense"
     has_sides: bool = False
     other_vectors: tuple[Vectors, ...] = ()
+    pads: bool = True
 
     @property
     def kinds(self) -> tuple[Vectors, ...]:

@@ -250,5 +250,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, head: TextHead, device: De
             prompts=config.prompts,
             scores_are_logits=config.scores_are_logits,
             is_regression=config.is_regression,
+            # A row for each token, or the weights of words, need no padding.
+            pads=config.static is None and (config.words is None or config.pooling is not None),
         ),
     )

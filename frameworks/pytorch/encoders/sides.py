@@ -79,5 +79,5 @@ class SidedModel:
         return replace(
             spec,
             memory_bytes=spec.memory_bytes + other.memory_bytes,
-            text=replace(spec.text, has_sides=True, unpadded_because=because),
+            text=replace(spec.text, has_sides=True, unpadded_because=because, pads=spec.text.pads or other.text.pads),
         )

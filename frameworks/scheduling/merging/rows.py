@@ -18,7 +18,8 @@ class BatchSignature(NamedTuple):
 
     `length`: the cost of a row, as tokens of a text, size of the sequence axis, or elements of other rows. `shape`:
     dtypes, dimensions without the first (and without a padded sequence), requested outputs. Batches of equal shape may
-    share a run where `shares` is True. `by_length`: only parts of equal length may.
+    share a run where `shares` is True. `by_length`: only parts of equal length may. `in_blocks`: the texts of a request
+    stay together, as they are not padded.
     """
 
     rows: int
@@ -26,6 +27,7 @@ class BatchSignature(NamedTuple):
     shape: Hashable
     shares: bool
     by_length: bool = False
+    in_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ def signature_of(
     if isinstance(batch, TokenBatch):
         longest = max(1, max(map(len, batch.token_ids), default=1))
         by_length = text is not None and text.unpadded_because is not None
-        return BatchSignature(batch.rows, longest, TokenBatch, shares=True, by_length=by_length)
+        in_blocks = text is not None and not text.pads
+        return BatchSignature(batch.rows, longest, TokenBatch, True, by_length, in_blocks)
     if isinstance(batch, TaskBatch):
         # The items of a batch have one shape.
         shape_of_items = batch.items[0].shape
@@ -84,13 +87,12 @@ def signature_of(
 def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tuple[int, Iterator[Part]]:
     """Return the number of parts of a request and an iterator of the parts, longest first.
 
-    Texts and items of a task are split one by one, shared tensors in blocks of at most `max_rows`, other tensors not at
-    all. The iterator is lazy: splitting 100,000 texts at once would block the event loop.
+    Texts and items of a task are split one by one, shared tensors, and texts without padding, in blocks of at most
+    `max_rows`, other tensors not at all. The iterator is lazy: splitting 100,000 texts at once would block the event
+    loop.
     """
     rows = signature.rows
-    if isinstance(batch, TokenBatch):
-        if rows <= 1:
-            return 1, iter((Part(batch, 0, rows, signature.length),))
+    if isinstance(batch, TokenBatch) and rows > 1 and not signature.in_blocks:
         return rows, _texts(batch)
     if isinstance(batch, TaskBatch):
         return rows, _items(batch)

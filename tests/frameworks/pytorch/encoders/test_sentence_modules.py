@@ -165,5 +165,8 @@ def test_static_embedding_equals_sentence_transformers(tmp_path: Path, is_model2
         count = tokenizer.get_vocab_size()
         tensors = {"embeddings": torch.randn(9, 12), "mapping": torch.arange(count) % 9, "weights": torch.rand(count)}
         save_file(tensors, next(folder.glob("**/tokenizer.json")).parent / "model.safetensors")
+    text = load_torch(folder, dtype="f32").spec.text
+    assert text is not None
+    assert not text.pads
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     check(folder, model.encode(RAGGED, batch_size=len(RAGGED), show_progress_bar=False))

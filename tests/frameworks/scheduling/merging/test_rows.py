@@ -19,7 +19,7 @@ from frameworks.scheduling.merging.rows import (
     split_outputs,
     split_request,
 )
-from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TokenBatch, Value
+from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TextSpec, TokenBatch, Value
 
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "object"]
 
@@ -44,6 +44,17 @@ def parts_of(batch: Batch, max_rows: int) -> list[Part]:
     every = list(parts)
     assert len(every) == count
     return every
+
+
+@pytest.mark.parametrize(("max_rows", "counts"), [(3, [3, 3, 1]), (7, [7]), (8, [7])])
+def test_texts_without_padding_stay_together(max_rows: int, counts: list[int]) -> None:
+    batch = TokenBatch([[1] * (1 + number % 4) for number in range(7)], unpooled=list(range(7)))
+    text = TextSpec(max_tokens=8, pads=False)
+    count, lazy = split_request(batch, signature_of(batch, frozenset(), text=text), max_rows)
+    parts = list(lazy)
+    assert ([part.rows for part in parts], len(parts)) == (counts, count)
+    assert merge([part.batch for part in parts]) == batch
+    assert are_equal(join([(part, run(part.batch)) for part in reversed(parts)]), run(batch))
 
 
 def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
