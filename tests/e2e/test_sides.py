@@ -60,6 +60,8 @@ def vectors_of(answer: Any) -> Any:
         ("/v2/embed", "texts", {"model": "sides", "input_type": "search_query"}, True),
         ("/v2/embed", "texts", {"model": "sides", "input_type": "search_document"}, False),
         ("/v1/embeddings", "input", {"model": "sides"}, False),
+        ("/v1/embeddings", "input", {"model": "sides", "input_type": "query"}, True),
+        ("/v1/embeddings", "input", {"model": "sides", "input_type": "passage"}, False),
     ],
 )
 def test_route_chooses_side(

@@ -13,7 +13,7 @@ from app.protocols.openai.image_messages import read_images, read_input, rename_
 from app.protocols.openai.requests import EmbeddingsRequest
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.fields.images import check_vector_size
-from app.protocols.shared.fields.texts import check_dimensions, check_token_limit, texts_or_ids
+from app.protocols.shared.fields.texts import check_dimensions, check_input_type, check_token_limit, texts_or_ids
 from frameworks.images.spec import ImageRequest
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
@@ -27,6 +27,8 @@ def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageReque
     assert spec.text is not None
     assert body.input is not None
     check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
+    if body.input_type is not None:
+        check_input_type(spec)
     texts, token_ids = texts_or_ids(body.input)
     return TextRequest(
         texts,
@@ -34,6 +36,7 @@ def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageReque
         truncate=body.truncates,
         dimensions=check_dimensions(body.dimensions or None, spec.text),
         token_ids=token_ids,
+        are_queries=body.input_type == "query",
     )
 
 

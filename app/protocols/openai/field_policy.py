@@ -206,7 +206,6 @@ EMBEDDINGS = FieldPolicy(
         **_ENCODED,
         # Fields of Jina, and of NVIDIA's and Voyage's variants of the route.
         "task": Refusal("put the prompt of the task before each text"),
-        "input_type": Refusal("put the prompt of the type before each text"),
         "late_chunking": Refusal("each text is embedded by itself: omit the field", (False,)),
         "embedding_type": Refusal("send encoding_format", ("float", ["float"])),
         "return_multivector": Refusal("each text has one vector: omit the field", (False,)),

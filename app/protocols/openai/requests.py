@@ -241,6 +241,9 @@ class EmbeddingsRequest(PoolingBody):
     normalize: bool | None = Field(None, description="L2-normalise. Default: as the model's files say.")
     normalized: bool | None = Field(None, description="Jina's name of normalize.")
     use_activation: bool | None = Field(None, description="vLLM's name of normalize.")
+    input_type: Literal["query", "document", "passage"] | None = Field(
+        None, description="How a model with a Router reads the texts; passage: as document. Default: document."
+    )
 
     @property
     def normalizes(self) -> bool | None:
