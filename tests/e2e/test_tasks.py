@@ -24,6 +24,7 @@ from tests.frameworks.pytorch.tasks.test_task_models import check_equal
 from tests.support.images import encoded, photo
 from tests.support.media import encoded_video, moving_square, tone, wav
 from tests.support.models.task_folders import save_task_model
+from tests.support.models.tasks.inputs import WORD_BOXES
 
 NAMES = {
     "ner": "token-classification",
@@ -35,6 +36,7 @@ NAMES = {
     "depth": "depth-estimation",
     "pictures": "zero-shot-image-classification",
     "tables": "table-question-answering",
+    "documents": "document-question-answering",
     "sounds": "audio-classification",
     "videos": "video-classification",
 }
@@ -174,6 +176,13 @@ def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path, monk
     table = {"cat": ["mat", "engine"], "steam": ["on", "cold"]}
     found = client(tasks, "tables").table_question_answering(table, "what sat on the mat")
     assert found.answer == reference(folders, "tables")({"query": "what sat on the mat", "table": table})["answer"]
+    words: Any = [[word, box] for word, box in WORD_BOXES]
+    options: dict[str, Any] = {"top_k": 2, "max_seq_len": 32}
+    expected = reference(folders, "documents")(Image.fromarray(PICTURE), "what sat", word_boxes=WORD_BOXES, **options)
+    for given in (words, [each for pair in words for each in pair]):
+        read = client(tasks, "documents").document_question_answering(FILE, "what sat", word_boxes=given, **options)
+        assert [each.answer for each in read] == [each["answer"] for each in expected]
+        check_equal([each.score for each in read], [each["score"] for each in expected])
     shown = client(tasks, "pictures").zero_shot_image_classification(FILE, LABELS)
     expected = reference(folders, "pictures")(Image.fromarray(PICTURE), candidate_labels=LABELS)
     check_equal([each.score for each in shown], [each["score"] for each in expected])

@@ -55,6 +55,8 @@ def _build(body: HubRequest, spec: ModelSpec) -> TaskRequest:
     assert task is not None
     given = {name: value for name, value in (body.parameters or {}).items() if value is not None}
     members = {name: given.pop(name) for name in task.members if name in given}
+    if "word_boxes" in members:
+        members["word_boxes"] = _in_pairs(members["word_boxes"])
     parameters = check_parameters(task, {k: v for k, v in given.items() if k not in _WITHOUT_EFFECT})
     is_list = _is_list(body.inputs, task, parameters)
     fields = [f"inputs[{i}]" for i in range(len(body.inputs))] if is_list else ["inputs"]
@@ -65,6 +67,13 @@ def _build(body: HubRequest, spec: ModelSpec) -> TaskRequest:
         parameters,
         fields,
     )
+
+
+def _in_pairs(words: Any) -> Any:
+    """Return [word, box] pairs for a list of words and boxes in turn, as huggingface_hub declares it."""
+    if isinstance(words, list) and words and len(words) % 2 == 0 and isinstance(words[0], str):
+        return [[*pair] for pair in zip(words[::2], words[1::2], strict=True)]
+    return words
 
 
 def _is_list(inputs: Any, task: TaskSpec, parameters: Mapping[str, Any]) -> bool:
