@@ -5,7 +5,7 @@ import { html, useState } from "../lib/html.js";
 import { Choice, RunButtons, ShareBars, TextField } from "./parts.js";
 import { RequestPanel } from "./request-panel.js";
 import { given, linesOf, useRun } from "./run.js";
-import { cosines } from "./vectors.js";
+import { cosines, denseVectors } from "./vectors.js";
 import { Timing } from "./timing.js";
 
 export const EXAMPLE_TEXTS = [
@@ -19,22 +19,22 @@ const MAX_TEXTS = 64;
 const FLAGS = [["", "default"], ["true", "yes"], ["false", "no"]];
 const flag = (value) => (value === "" ? undefined : value === "true");
 
-export function Similarity({ name }) {
+export function Similarity({ model, name }) {
+  const isSparse = model.vectors === "sparse";
   const [text, setText] = useState(EXAMPLE_TEXTS.join("\n"));
-  const [options, setOptions] = useState({ dimensions: "", normalize: "", truncate: "" });
+  const [options, setOptions] = useState({ dimensions: "", normalize: "", truncate: "", topK: "" });
   const { run, start, stop } = useRun();
   const texts = linesOf(text);
   const fault = faultOf(texts);
-  const body = {
+  const count = (value) => (value === "" ? undefined : Number(value));
+  const truncate = flag(options.truncate);
+  const sparse = () => ({ model_name: name, text: texts, ...given({ top_k: count(options.topK), truncate }) });
+  const dense = () => ({
     model: name,
     input: texts,
-    ...given({
-      dimensions: options.dimensions === "" ? undefined : Number(options.dimensions),
-      normalize: flag(options.normalize),
-      truncate: flag(options.truncate),
-    }),
-  };
-  const request = fault ? null : { path: "v1/embeddings", body };
+    ...given({ dimensions: count(options.dimensions), normalize: flag(options.normalize), truncate }),
+  });
+  const request = fault ? null : isSparse ? { path: "infer", body: sparse() } : { path: "v1/embeddings", body: dense() };
   const set = (option) => (value) => setOptions({ ...options, [option]: value });
   const submit = (event) => { event.preventDefault(); if (request) start(request); };
   return html`<div class="pg-split pg-split-even">
@@ -43,9 +43,10 @@ export function Similarity({ name }) {
         <${TextField} label="Texts, one per line" rows="7" value=${text} onChange=${setText}
           hint=${fault ? html`<span class="field-error">${fault}</span>` : `${texts.length} ${texts.length === 1 ? "text" : "texts"}`} />
         <details><summary>Options</summary><div class="pg-option-grid">
-          <${TextField} label="Dimensions" hint="of models trained for it" type="number" min="1" placeholder="default"
-            value=${options.dimensions} onChange=${set("dimensions")} />
-          ${[["normalize", "Normalize"], ["truncate", "Cut long texts"]].map(([option, label]) => html`<div key=${option} class="pg-field">
+          ${isSparse ? html`<${TextField} label="Elements" hint="of a vector, the highest" type="number" min="1" placeholder="all"
+            value=${options.topK} onChange=${set("topK")} />` : html`<${TextField} label="Dimensions" hint="of models trained for it"
+            type="number" min="1" placeholder="default" value=${options.dimensions} onChange=${set("dimensions")} />`}
+          ${[...(isSparse ? [] : [["normalize", "Normalize"]]), ["truncate", "Cut long texts"]].map(([option, label]) => html`<div key=${option} class="pg-field">
             <span class="pg-label">${label}</span>
             <${Choice} label=${label} options=${FLAGS} value=${options[option]} onChange=${set(option)} /></div>`)}
         </div></details>
@@ -69,11 +70,20 @@ function faultOf(texts) {
 }
 
 function Result({ answer }) {
+  if (answer.value.sparse_embeddings) return html`<${SparseResult} answer=${answer} />`;
   const { data, usage } = answer.value;
   const texts = answer.request.body.input;
   return html`
     <${Similarities} texts=${texts} vectors=${data.map((each) => each.embedding)} />
     <p class="detail">${data.length} vectors of ${data[0].embedding.length} numbers · ${formatCount(usage.prompt_tokens)} tokens</p>`;
+}
+
+function SparseResult({ answer }) {
+  const { sparse_embeddings: sparse, tokens } = answer.value;
+  const longest = Math.max(...sparse.map(({ indices }) => indices.length));
+  return html`
+    <${Similarities} texts=${answer.request.body.text} vectors=${denseVectors(sparse)} />
+    <p class="detail">${sparse.length} sparse vectors of up to ${longest} elements · ${formatCount(tokens)} tokens</p>`;
 }
 
 /** The matrix of cosines, and the texts by their similarity to a chosen one. `kind`: what the texts name. */

@@ -37,8 +37,12 @@ export function toolsOf(model) {
   switch (model.task) {
     case "generate":
       return [TOOLS.chat, TOOLS.completion];
-    case "embed":
-      return [TOOLS.similarity, TOOLS.rank, ...(isOnnx ? [TOOLS.browser, TOOLS.tensors] : [])];
+    case "embed": {
+      // With a vector for each token, the score of a pair depends on which text is the query.
+      const tools = model.vectors === "multi" ? [TOOLS.rank] : [TOOLS.similarity, TOOLS.rank];
+      const isSparse = model.vectors === "sparse";
+      return [...tools, ...(isOnnx ? [...(isSparse ? [] : [TOOLS.browser]), TOOLS.tensors] : [])];
+    }
     case "classify":
       return isCrossEncoder(model) ? [TOOLS.rank, TOOLS.classify] : [TOOLS.classify];
     case "tensor":

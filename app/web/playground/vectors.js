@@ -17,6 +17,17 @@ export function cosine(a, b) {
 /** Return the cosines of all pairs, as rows. */
 export const cosines = (vectors) => vectors.map((a) => vectors.map((b) => cosine(a, b)));
 
+/** Return vectors of one length for sparse ones, `{indices, values}` each: of the dimensions that one of them has. */
+export function denseVectors(sparse) {
+  const columns = new Map();
+  for (const { indices } of sparse) for (const index of indices) if (!columns.has(index)) columns.set(index, columns.size);
+  return sparse.map(({ indices, values }) => {
+    const row = new Float64Array(columns.size);
+    indices.forEach((index, at) => { row[columns.get(index)] = values[at]; });
+    return row;
+  });
+}
+
 /** Return the largest difference of the numbers of two nested arrays of one shape. */
 export function largestDifference(a, b) {
   if (!Array.isArray(a) && !ArrayBuffer.isView(a)) return Math.abs(Number(a) - Number(b));
