@@ -41,6 +41,7 @@ from tools.bench.requests.page import measure_page
 from tools.bench.requests.requests_cpu import measure_requests
 from tools.bench.requests.signatures import measure_signatures
 from tools.bench.requests.startup import measure_startup
+from tools.bench.requests.static_embeddings import measure_static_embeddings
 from tools.bench.requests.tasks import measure_tasks
 from tools.bench.requests.text_throughput import measure_text_throughput
 from tools.bench.requests.texts import measure_texts
@@ -104,7 +105,10 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "images": [lambda: measure_images(folder / "images")],
-        "tasks": [lambda: measure_tasks(folder / "tasks", _MODELS / "minilm")],
+        "tasks": [
+            lambda: measure_tasks(folder / "tasks", _MODELS / "minilm"),
+            lambda: measure_static_embeddings(folder, _MODELS / "minilm"),
+        ],
         "pipelines": [lambda: measure_pipelines(folder / "pipelines")],
         "offline": [lambda: measure_offline(folder, _MODELS)],
         "ray-data": [lambda: measure_ray_data(folder, _MODELS)],
