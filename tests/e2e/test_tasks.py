@@ -25,6 +25,7 @@ from tests.support.images import encoded, photo
 from tests.support.media import encoded_video, moving_square, tone, wav
 from tests.support.models.task_folders import save_task_model
 from tests.support.models.tasks.inputs import WORD_BOXES
+from tests.support.models.vision_folders import save_image_classifier
 
 NAMES = {
     "ner": "token-classification",
@@ -53,6 +54,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     for name, task in NAMES.items():
         save_task_model(folder / name, task)
+    save_image_classifier(folder / "photos", "vit", tuple("abcdefgh"))
     return folder
 
 
@@ -70,6 +72,7 @@ def tasks(
     text = Modes[request.param]
     for name, task in NAMES.items():
         text += f'[[models.torch_models]]\nname = "{name}"\npath = "{folders / name}"\ntask = "{task}"\ncache = true\n'
+    text += f'[[models.torch_models]]\nname = "photos"\npath = "{folders / "photos"}"\n'
     with serving(tmp_path_factory.mktemp("server"), text, {GRPC_PORT: free_port()}) as running:
         yield running.wait_ready()
         running.check_log()
@@ -186,6 +189,21 @@ def test_hub_client_reads_every_answer(tasks: RunningServer, folders: Path, monk
     shown = client(tasks, "pictures").zero_shot_image_classification(FILE, LABELS)
     expected = reference(folders, "pictures")(Image.fromarray(PICTURE), candidate_labels=LABELS)
     check_equal([each.score for each in shown], [each["score"] for each in expected])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 7}, {"function_to_apply": "none", "top_k": 8}])
+def test_hub_client_gets_labels_of_image(
+    tasks: RunningServer, folders: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    pipeline = transformers.pipeline("image-classification", model=str(folders / "photos"), device="cpu")
+    picture = Image.fromarray(PICTURE)
+    found = client(tasks, "photos").image_classification(FILE, **options)
+    assert len(found) == len(pipeline(picture, **options))
+    wanted = {each["label"]: each["score"] for each in pipeline(picture, **{**options, "top_k": 8})}
+    # Resizing rounds each pixel to one of 256 values.
+    np.testing.assert_allclose([each.score for each in found], [wanted[each.label] for each in found], atol=2e-2)
+    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], GRPC_KINDS[0]])

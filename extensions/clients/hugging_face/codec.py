@@ -19,7 +19,7 @@ from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored
 from app.protocols.shared.json.body import describe_type
 from app.protocols.shared.json.output import array_to_json, to_json_value
-from extensions.clients.tei.texts import TeiCodec
+from extensions.clients.tei.texts import TeiCodec, num_labels
 from frameworks.core.errors import InvalidInput
 from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
@@ -182,7 +182,7 @@ def _decode_file(body: bytes, spec: ModelSpec) -> FileRequest:
         return FileRequest(request, spec)
     if spec.image is None or spec.task == "tensor":
         raise InvalidInput("body", f"expected JSON for a model of task {spec.task}, got a file; send inputs")
-    return FileRequest(ImageRequest([body]), spec)
+    return FileRequest(ImageRequest([body], top_k=num_labels(None, spec)), spec)
 
 
 FILE_CODEC = HubFileCodec()

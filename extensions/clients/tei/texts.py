@@ -71,6 +71,8 @@ def _type_of(error: ErrorReply) -> str:
     return "Backend" if error.status >= 500 else "Validation"
 
 
+_NUM_LABELS = 5
+"""Of an image without `top_k`, as in the image-classification pipeline of transformers."""
 _SIDES = ("query", "document")
 """Names that choose the encoder of a model with sides."""
 _MAX_NAMES = 20
@@ -259,9 +261,13 @@ def _build_images(body: TeiRootRequest, spec: ModelSpec) -> ImageRequest:
     options, inputs = body.parameters, body.inputs
     is_list = isinstance(inputs, list)
     images = decode_images(inputs if isinstance(inputs, list) else [inputs], "inputs", is_list)
-    if options is None:
-        return ImageRequest(images)
-    return ImageRequest(images, top_k=options.top_k, raw_scores=_asks_logits(options, spec))
+    top_k, is_raw = (None, False) if options is None else (options.top_k, _asks_logits(options, spec))
+    return ImageRequest(images, top_k=num_labels(top_k, spec), raw_scores=is_raw)
+
+
+def num_labels(top_k: int | None, spec: ModelSpec) -> int | None:
+    """Return how many labels an image gets: without `top_k` as many as transformers' pipeline returns."""
+    return _NUM_LABELS if top_k is None and spec.task == "classify" else top_k
 
 
 def _asks_logits(options: RootParameters, spec: ModelSpec) -> bool:
