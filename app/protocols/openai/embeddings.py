@@ -19,6 +19,8 @@ from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
 
 def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
+    if body.input_type is not None:
+        check_input_type(spec)
     reads_input = body.modality == "image" and body.messages is None
     images = read_input(body.input, spec) if reads_input else read_images(body.messages, body.input, spec)
     if images is not None:
@@ -27,8 +29,6 @@ def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageReque
     assert spec.text is not None
     assert body.input is not None
     check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
-    if body.input_type is not None:
-        check_input_type(spec)
     texts, token_ids = texts_or_ids(body.input)
     return TextRequest(
         texts,

@@ -204,7 +204,7 @@ EMBEDDINGS = FieldPolicy(
     {
         **{name: refusal for name, refusal in _OF_INPUT.items() if name != "modality"},
         **_ENCODED,
-        # Fields of Jina, and of NVIDIA's and Voyage's variants of the route.
+        # Fields of Jina's variant of the route.
         "task": Refusal("put the prompt of the task before each text"),
         "late_chunking": Refusal("each text is embedded by itself: omit the field", (False,)),
         "embedding_type": Refusal("send encoding_format", ("float", ["float"])),

@@ -105,7 +105,7 @@ class TeiSimilarityRequest(RequestBody):
 class RootParameters(SimilarityParameters):
     """Options of huggingface_hub's InferenceClient."""
 
-    top_k: int | None = Field(None, ge=1, le=MAX_INT32, description="Number of labels. Default: all.")
+    top_k: int | None = Field(None, ge=1, le=MAX_INT32, description="Number of labels. Default: all; of an image five.")
     function_to_apply: Literal["none", "softmax", "sigmoid"] | None = Field(
         None, description="none: return the logits. Others: only the model's own."
     )
