@@ -30,6 +30,9 @@ def main() -> None:
             node_ip_address=_LOOPBACK,
             include_dashboard=False,
             dashboard_host=_LOOPBACK,
+            # They would compete with the node's agents, which have 15 s for their start.
+            no_monitor=True,
+            include_log_monitor=False,
         )
 
     for _ in range(nodes):

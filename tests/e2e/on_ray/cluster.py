@@ -5,9 +5,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,14 @@ from tests.e2e.server import CHECKS, READY_WITHIN_S, ROOT, WAIT_S, RunningServer
 
 NODE_CPUS = 8.0
 """That each node of the shared cluster claims. Replicas of tests reserve 0.01 to 1."""
+_START_ATTEMPTS = 6
+# Ray's own, of a node: its agents have this long to write their ports, and no setting of Ray changes it. On an idle
+# core they take 2 s, beside other tests up to 25 s.
+_AGENT_TIMEOUT_S = 15
+
+
+class ClusterEnded(Exception):
+    """The process of a cluster ended; with the end of what it and Ray wrote."""
 
 
 class RayCluster:
@@ -29,22 +39,31 @@ class RayCluster:
         self.environ |= {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
         # Ray gives its workers the niceness 15: they would starve beside other processes of a busy machine.
         self.environ |= {"RAY_worker_niceness": "0", **(environ or {})}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ray_nodes", str(nodes), str(cpus)],
-            cwd=ROOT,
-            env=self.environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            # Ctrl-C ends it by `close` only, which finds its children then.
-            start_new_session=True,
-        )
-        try:
-            self.address = self._line()
-        except BaseException:
-            self.close()
-            raise
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.ray_nodes", str(nodes), str(cpus)],
+                cwd=ROOT,
+                env=self.environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                # Ctrl-C ends it by `close` only, which finds its children then.
+                start_new_session=True,
+            )
+            started = time.monotonic()
+            try:
+                self.address = self._line()
+                return
+            except ClusterEnded:
+                self.close()
+                # A node that ends at once does not wait for its agents: starting it again would change nothing.
+                if attempt == _START_ATTEMPTS or time.monotonic() - started < _AGENT_TIMEOUT_S:
+                    raise
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def process(self) -> "subprocess.Popen[str]":
@@ -109,7 +128,9 @@ class RayCluster:
 
     def close(self) -> None:
         """Stop all nodes; end what is left of them."""
-        left = psutil.Process(self._process.pid).children(recursive=True)
+        left = []
+        with suppress(psutil.NoSuchProcess):
+            left = psutil.Process(self._process.pid).children(recursive=True)
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -122,6 +143,7 @@ class RayCluster:
             self._process.wait()
             assert self._process.stdout is not None
             self._process.stdout.close()
+            self._errors.close()
 
     def _command(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -132,7 +154,9 @@ class RayCluster:
     def _line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
-        assert line, f"the cluster ended: {self._process.poll()}"
+        if not line:
+            self._errors.seek(0)
+            raise ClusterEnded(f"the cluster ended: {self._process.poll()}\n{self._errors.read()[-2000:]}")
         return line
 
 
