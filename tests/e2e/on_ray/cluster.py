@@ -40,7 +40,7 @@ class RayCluster:
         # Ray gives its workers the niceness 15: they would starve beside other processes of a busy machine.
         self.environ |= {"RAY_worker_niceness": "0", **(environ or {})}
         for attempt in range(1, _START_ATTEMPTS + 1):
-            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (`close`)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.ray_nodes", str(nodes), str(cpus)],
                 cwd=ROOT,
