@@ -25,6 +25,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+import tests.support.kernel_device  # noqa: F401 (sets a variable that Triton reads)
 from tests.support.compiled_code import keep_compiled_code
 
 keep_compiled_code()

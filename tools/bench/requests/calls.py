@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tests.support.kernel_device  # noqa: F401 (sets a variable that Triton reads)
 from extensions.load_test.connection import RequestFailure
 from tools.bench.shared.load import Connection, request_of
 from tools.bench.shared.servers import ROOT, free_port
@@ -62,13 +63,24 @@ class _CountedServer:
 
 
 def measure_calls(folder: Path, models: Path) -> list[Row]:
-    """Return the rows of a tiny tensor request, of a chat request, and of steps of 16 running texts."""
+    """Return the rows of a tiny tensor request, of a chat request, and of steps of 16 running texts; and what a step
+    launches on a GPU.
+    """
+    # Importing it needs Triton.
+    from tests.support.meta_step import DECODES, MetaStep
+
     config = folder / "calls.toml"
     with _counted_server(config, models) as server:
         tensor = server.count(_send_tensors, _TENSOR_REQUESTS)
         chat = server.count(_send_chats, _CHAT_REQUESTS)
         token = server.count(_send_texts, _TEXTS * _TEXT_TOKENS)
+    one, two = (MetaStep("llama", layers).launches(DECODES) for layers in (1, 2))
     return [
+        Row(
+            "launches of a decode step on CUDA, each layer of a Llama; the others of a step",
+            f"{len(two) - len(one)}; {2 * len(one) - len(two)}",
+            "≤ 9",
+        ),
         Row(
             f"calls of a tensor request of 64 floats, {_TENSOR_CONNECTIONS} connections",
             f"{tensor.own:.0f} ours, {tensor.python:.0f} Python, {tensor.c:.0f} C; {tensor.files} files",

@@ -8,14 +8,14 @@ Nothing is padded to the longest sequence. Prefill: the parts are computed one b
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache, masked_bias
+from frameworks.pytorch.generation.decoders.device_attention import DeviceAttention
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache, causal_mask, masked_bias
 from frameworks.pytorch.generation.decoders.prefill_attention import are_blocks_faster, attend_in_blocks
 from frameworks.pytorch.generation.decoders.step_layout import (
     BlockViews,
     DecodeRows,
     PrefillPart,
     StepLayout,
-    causal_mask,
 )
 
 # In bfloat16 plain matmuls are faster from this number of tokens at the start of a prompt, and up to this context
@@ -27,10 +27,13 @@ _TOKENS_MULTIPLE = 16
 class BlockAttention:
     """The attention of one model. The step's layout is set before its layers run."""
 
-    def __init__(self, cache: KeyValueCache, query_heads: int, scale: float) -> None:
+    def __init__(
+        self, cache: KeyValueCache, query_heads: int, scale: float, device: DeviceAttention | None = None
+    ) -> None:
         """`query_heads`: a multiple of the cache's heads. `scale`: factor of the attention scores, unless
-        a layer has its own.
+        a layer has its own. `device`: computes it, where the device has kernels.
         """
+        self.device = device
         self._cache = cache
         self._heads = cache.shape.heads
         self._size = cache.shape.head_size
@@ -55,6 +58,32 @@ class BlockAttention:
         cached = self._cache.shape.dtype
         if query.dtype != cached:
             return self(layer, query.to(cached), key_value.to(cached), window, scale, softcap).to(query.dtype)
+        attend = self._by_products if self.device is None else self._by_kernels
+        return attend(layer, query, key_value, window, self._scale if scale is None else scale, softcap)
+
+    def _by_kernels(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        assert self.device is not None
+        assert self.layout is not None
+        self.device.write(layer, self.layout, key_value)
+        return self.device.attend(layer, self.layout, query, self.device.scores(scale, window, softcap))
+
+    def _by_products(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key_value: torch.Tensor,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
         layout = self.layout
         assert layout is not None
         num_rows = query.shape[0]
@@ -62,7 +91,6 @@ class BlockAttention:
         if padding:
             key_value = key_value[: layout.num_tokens]
         self._cache.write(layer, layout.writes, key_value)
-        scale = self._scale if scale is None else scale
         if layout.num_decodes == num_rows:
             return self._decode(query, layer, layout.decode_rows(window), scale, softcap)
         attended: list[torch.Tensor] = []

@@ -19,6 +19,18 @@ def masked_bias(dtype: torch.dtype) -> float:
     return -6e4 if dtype == torch.float16 else -1e9
 
 
+def causal_mask(
+    start: int, count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the addends of the scores of tokens from `start` on, [count, length]: 0 within the causal window."""
+    own = torch.arange(start, start + count, device=device)[:, None]
+    other = torch.arange(length, device=device)
+    is_visible = other <= own
+    if window is not None:
+        is_visible &= other > own - window
+    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_visible, masked_bias(dtype))
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """Keys and values of a token: `heads` heads of `head_size` elements in each layer."""

@@ -6,7 +6,8 @@ Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a sliding window), Qwen
 normalised by head), Zhang and Sennrich 2019 (root mean square norm).
 """
 
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,6 +63,8 @@ class RootMeanSquareNorm:
 class LlamaDecoder:
     """A Decoder. It moves the weights out of transformers' model layer by layer, so none is in memory twice."""
 
+    layers: "list[LlamaLayer]"
+
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
         """`model`: a LlamaForCausalLM or similar, on its device and in its dtype; unusable afterwards."""
         body = model.model
@@ -73,21 +76,24 @@ class LlamaDecoder:
         frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
         # The sine has the sign of the half of a head that it is for; the cosine is even.
         self._frequencies = torch.cat((-frequencies, frequencies))
-        self._positive_frequencies = frequencies.cpu().numpy()
         self._rope_scale = float(body.rotary_emb.attention_scaling)
         epsilon = float(config.rms_norm_eps)
         self.final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
         # A head with the weights of the embedding is packed beside it: the two are read in different orders.
         self.head = linear_of(model.lm_head, make_linear)
-        self.layers: list[LlamaLayer] = []
+        self.layers = []
         self.adaptable_layers: list[AdaptableLayer] = []
         for index, layer in enumerate(body.layers):
-            self.layers.append(LlamaLayer(layer, index, attention, epsilon, make_linear))
-            is_last = index == len(body.layers) - 1
-            self.adaptable_layers += _adaptable_layers(self.layers[-1], layer, f"model.layers.{index}", is_last)
+            own = self._make_layer(layer, index, attention, epsilon, make_linear)
+            self.layers.append(own)
+            self.adaptable_layers += own.adaptable_layers(layer, f"model.layers.{index}", index == len(body.layers) - 1)
             body.layers[index] = torch.nn.Identity()
         self.linear_attributes = [LinearAttribute(each.owner, each.attribute) for each in self.adaptable_layers]
         self.linear_attributes.append(LinearAttribute(self, "head"))
+
+    def _make_layer(self, *arguments: Any) -> "LlamaLayer":
+        """Return a layer. `arguments`: as of LlamaLayer."""
+        return LlamaLayer(*arguments)
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
@@ -104,9 +110,14 @@ class LlamaDecoder:
 
     def angles(self, positions: Floats) -> tuple[Floats, Floats]:
         """Return cosines and sines of these positions: [tokens, head size / 2] each."""
-        angles = positions[:, None] * self._positive_frequencies
+        angles = positions[:, None] * self._host_frequencies
         scale = np.float32(self._rope_scale)
         return np.cos(angles) * scale, np.sin(angles) * scale
+
+    @cached_property
+    def _host_frequencies(self) -> Floats:
+        frequencies: Floats = self._frequencies[len(self._frequencies) // 2 :].cpu().numpy()
+        return frequencies
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines, and sines with the sign of their half: [tokens, 1, head size] each."""
@@ -119,6 +130,15 @@ class LlamaDecoder:
 
 class LlamaLayer:
     """One layer. `window`: tokens that a query attends to, None for all."""
+
+    modules_by_attribute: ClassVar[dict[str, tuple[str, ...]]] = {
+        "query_key_value": tuple(f"self_attn.{each}" for each in _JOINED),
+        "output": ("self_attn.o_proj",),
+        "gate": ("mlp.gate_proj",),
+        "up": ("mlp.up_proj",),
+        "down": ("mlp.down_proj",),
+    }
+    """The linear layers, and the modules of transformers that each computes."""
 
     def __init__(
         self, layer: Any, index: int, attention: BlockAttention, epsilon: float, make_linear: MakeLinear
@@ -140,11 +160,27 @@ class LlamaLayer:
         self.key_norm = RootMeanSquareNorm(own.k_norm.weight, epsilon) if hasattr(own, "k_norm") else None
         self.query_key_value = joined_linear_of([getattr(own, each) for each in _JOINED], make_linear)
         self.output = linear_of(own.o_proj, make_linear)
-        self.gate = linear_of(layer.mlp.gate_proj, make_linear)
-        self.up = linear_of(layer.mlp.up_proj, make_linear)
-        self.down = linear_of(layer.mlp.down_proj, make_linear)
+        self._make_feed_forward(layer.mlp, make_linear)
         self.input_norm = RootMeanSquareNorm(layer.input_layernorm.weight, epsilon)
         self.middle_norm = RootMeanSquareNorm(layer.post_attention_layernorm.weight, epsilon)
+
+    def _make_feed_forward(self, module: Any, make_linear: MakeLinear) -> None:
+        self.gate = linear_of(module.gate_proj, make_linear)
+        self.up = linear_of(module.up_proj, make_linear)
+        self.down = linear_of(module.down_proj, make_linear)
+
+    def adaptable_layers(self, module: Any, name: str, is_last: bool) -> list[AdaptableLayer]:
+        """Return the linear layers, with the names of the modules of transformers. `module`: transformers' layer.
+
+        After the attention of the last layer only the rows with logits are computed.
+        """
+        found: list[AdaptableLayer] = []
+        for attribute, paths in self.modules_by_attribute.items():
+            modules = [module.get_submodule(path) for path in paths]
+            outputs = tuple([(f"{name}.{path}", each.out_features) for path, each in zip(paths, modules, strict=True)])
+            selects_rows = is_last and attribute != "query_key_value"
+            found.append(AdaptableLayer(self, attribute, outputs, modules[0].in_features, selects_rows))
+        return found
 
     @property
     def linears(self) -> list[Linear]:
@@ -176,21 +212,3 @@ class LlamaLayer:
             query, key = heads[:, : self.query_heads], heads[:, self.query_heads :]
             normed = torch.cat((self.query_norm(query), self.key_norm(key)), 1)
         torch.addcmul(normed * cosine, normed.roll(self.head_size // 2, -1), sine, out=heads)
-
-
-def _adaptable_layers(layer: LlamaLayer, module: Any, name: str, is_last: bool) -> list[AdaptableLayer]:
-    """Return the linear layers, with the names of the modules of transformers. After the attention of the last layer
-    only the rows with logits are computed.
-    """
-    attention, mlp = module.self_attn, module.mlp
-    joined = tuple((f"{name}.self_attn.{each}", getattr(attention, each).out_features) for each in _JOINED)
-    found = [AdaptableLayer(layer, "query_key_value", joined, attention.q_proj.in_features)]
-    for attribute, path, linear in (
-        ("output", "self_attn.o_proj", attention.o_proj),
-        ("gate", "mlp.gate_proj", mlp.gate_proj),
-        ("up", "mlp.up_proj", mlp.up_proj),
-        ("down", "mlp.down_proj", mlp.down_proj),
-    ):
-        modules = ((f"{name}.{path}", linear.out_features),)
-        found.append(AdaptableLayer(layer, attribute, modules, linear.in_features, is_last))
-    return found

@@ -51,7 +51,9 @@ class PagedRunner:
         """As StepRunner.logits, [sum of num_logits, vocabulary]."""
         if plan.copies:
             self.cache.copy(plan.copies)
-        self.cache.clear_begun(plan.parts)
+        if not self._layouts.makes_tables:
+            # The device's kernels read no token that is not written.
+            self.cache.clear_begun(plan.parts)
         return self.compute(plan.parts)
 
     def compute(self, parts: list[StepPart]) -> torch.Tensor:

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheSlots, KeyValueCache, masked_bias
+from frameworks.pytorch.generation.decoders.kv_cache import (
+    BLOCK_TOKENS,
+    CacheSlots,
+    KeyValueCache,
+    causal_mask,
+    masked_bias,
+)
+from frameworks.pytorch.generation.decoders.step_tables import StepTables, logit_rows_of, make_tables
 from frameworks.pytorch.generation.weights.linear import padded_rows
 from frameworks.scheduling.steps.sequence import StepPart
 
@@ -96,18 +103,20 @@ class StepLayout:
     """Where a step's tokens belong. The tokens of decodes come first.
 
     `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: where the tokens' keys and values are
-    written. `logit_rows`: int64, the `num_logits` tokens whose logits are sampled or scored, padded too.
+    written. `logit_rows`: int64, the `num_logits` tokens whose logits are sampled or scored, padded too. `tables`: what
+    the device's kernels read, instead of all that follows; the numbers before are then int32.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     num_tokens: int
-    writes: CacheSlots
     logit_rows: torch.Tensor
     num_logits: int
     num_decodes: int
-    prefills: list[PrefillPart]
-    make_decode_rows: Callable[[int | None], DecodeRows]
+    tables: StepTables | None = None
+    writes: CacheSlots = field(default_factory=CacheSlots)
+    prefills: list[PrefillPart] = field(default_factory=list)
+    make_decode_rows: Callable[[int | None], DecodeRows] | None = None
     decode_rows_by_window: dict[int | None, DecodeRows] = field(default_factory=dict)
 
     @property
@@ -119,6 +128,7 @@ class StepLayout:
         """Return the rows that decodes read in layers with this attention window. None: no window."""
         rows = self.decode_rows_by_window.get(window)
         if rows is None:
+            assert self.make_decode_rows is not None
             rows = self.decode_rows_by_window[window] = self.make_decode_rows(window)
         return rows
 
@@ -126,7 +136,11 @@ class StepLayout:
 class LayoutMaker:
     """Makes the layout of each step."""
 
-    def __init__(self, cache: KeyValueCache, queries_per_head: int, device: torch.device) -> None:
+    def __init__(
+        self, cache: KeyValueCache, queries_per_head: int, device: torch.device, *, makes_tables: bool = False
+    ) -> None:
+        """`makes_tables`: for the device's kernels."""
+        self.makes_tables = makes_tables
         self._cache = cache
         self._shape = cache.shape
         self._queries_per_head = queries_per_head
@@ -134,6 +148,8 @@ class LayoutMaker:
 
     def make(self, parts: list[StepPart]) -> StepLayout:
         """Return the layout of a step. `parts`: decodes first."""
+        if self.makes_tables:
+            return self._with_tables(parts)
         num_decodes = sum(part.num_tokens == 1 for part in parts)
         token_ids: list[int] = []
         positions: list[int] = []
@@ -145,7 +161,7 @@ class LayoutMaker:
             own = part.sequence.blocks
             blocks += [own[position // BLOCK_TOKENS] for position in of_part]
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
-        logit_rows = _logit_rows(parts, ends)
+        logit_rows = logit_rows_of(parts, ends)
         return StepLayout(
             token_ids=self._padded(token_ids),
             positions=self._padded(positions),
@@ -166,6 +182,18 @@ class LayoutMaker:
                 for end, part in zip(ends[num_decodes:], parts[num_decodes:], strict=True)
             ],
             make_decode_rows=partial(self._decode_rows, parts[:num_decodes]),
+        )
+
+    def _with_tables(self, parts: list[StepPart]) -> StepLayout:
+        tables = make_tables(parts, self._device)
+        return StepLayout(
+            token_ids=tables.token_ids,
+            positions=tables.positions,
+            num_tokens=len(tables.token_ids),
+            logit_rows=tables.logit_rows,
+            num_logits=len(tables.logit_rows),
+            num_decodes=len(tables.lengths),
+            tables=tables,
         )
 
     def _decode_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
@@ -258,13 +286,6 @@ class LayoutMaker:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
-def _logit_rows(parts: list[StepPart], ends: list[int]) -> list[int]:
-    """Return the rows whose logits are computed. `ends`: of the tokens of each part."""
-    if not any([part.is_scored or part.proposed for part in parts]):  # noqa: C419 - a list is faster, and most steps get here
-        return [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
-    return [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
-
-
 class _VisibleBlocks(NamedTuple):
     """The blocks that one decode reads: from token `first` on."""
 
@@ -277,15 +298,3 @@ def _visible_blocks(part: StepPart, window: int | None) -> _VisibleBlocks:
     length = part.start + 1
     first = 0 if window is None else max(0, length - window)
     return _VisibleBlocks(first, first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS))
-
-
-def causal_mask(
-    start: int, count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Return the addends of the scores of tokens from `start` on, [count, length]: 0 within the causal window."""
-    own = torch.arange(start, start + count, device=device)[:, None]
-    other = torch.arange(length, device=device)
-    is_visible = other <= own
-    if window is not None:
-        is_visible &= other > own - window
-    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_visible, masked_bias(dtype))

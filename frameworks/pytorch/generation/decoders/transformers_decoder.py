@@ -8,7 +8,7 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from frameworks.core.progress import step
@@ -52,7 +52,10 @@ class TransformersDecoder:
         last = layout.logit_rows if layout.num_logits else layout.positions.new_zeros(1)
         options: dict[str, Any] = {"logits_to_keep": last} if self._selects_logits else {}
         output = self._model(
-            input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, **options
+            input_ids=layout.token_ids.long()[None],
+            position_ids=layout.positions.long()[None],
+            use_cache=False,
+            **options,
         )
         logits: torch.Tensor = output.logits[0]
         return (logits if self._selects_logits else logits.index_select(0, layout.logit_rows))[: layout.num_logits]
@@ -118,9 +121,6 @@ def _attend(
     return attended[None].contiguous(), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Return no mask: the layout decides which tokens are visible."""
-
-
+# Without an AttentionMaskInterface of the same name transformers makes no masks: the layout decides which tokens are
+# visible. With one it would look for packed sequences in the positions, and wait for the device.
 AttentionInterface.register(_ATTENTION, _attend)
-AttentionMaskInterface.register(_ATTENTION, _no_mask)

@@ -7,11 +7,14 @@ import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.progress import phase, working
+from frameworks.pytorch import device_kernels
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
+from frameworks.pytorch.generation.decoders.device_attention import DeviceAttention
+from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
@@ -45,7 +48,8 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     model = load_model(load)
     torch.set_num_threads(load.performance.intra_op_threads)
     torch_device = torch.device(device.id)
-    cache = _cache(load, shape, torch_device)
+    has_kernels = device_kernels.are_available(torch_device)
+    cache = _cache(load, shape, torch_device, is_transposed=torch_device.type == "cpu" and not has_kernels)
     max_context_tokens = min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS)
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
@@ -56,12 +60,18 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
     code = needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
-    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, torch_device)
+    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, torch_device, makes_tables=has_kernels)
     with working("quantize") if load.bits is not None else nullcontext():
         phase("layers", len(linear_weights(model)) + len(packed_modules(model)), "layers")
-        decoder = _decoder(load, model, shape, cache, maker)
+        attention = BlockAttention(
+            cache,
+            shape.query_heads,
+            shape.cache.head_size**-0.5,
+            DeviceAttention(cache, torch_device) if has_kernels else None,
+        )
+        decoder = _decoder(load, model, attention, maker)
     phase("checking the logits")
-    step = None if code is not None else compiled_step(decoder, cache, is_idle=True)
+    step = None if code is not None or has_kernels else compiled_step(decoder, cache, is_idle=True)
     compiled_adapters = None if step is None else step.adapters
     adapters = AdapterSet(
         decoder, torch_device, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
@@ -77,7 +87,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
-    pool.moves_ended = step is None
+    pool.moves_ended = step is None and not has_kernels
     switched = SwitchParts(
         entry.name, load.bits or load.dtype, runner, adapters, maker, trial, pool, packed_tolerance, reporter, report
     )
@@ -94,12 +104,12 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     )
 
 
-def _decoder(
-    load: GeneratorLoad, model: Any, shape: GeneratorShape, cache: KeyValueCache, make: LinearMaker
-) -> Decoder:
-    attention = BlockAttention(cache, shape.query_heads, shape.cache.head_size**-0.5)
+def _decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: LinearMaker) -> Decoder:
+    kind: type[LlamaDecoder | TransformersDecoder] = TransformersDecoder
+    if is_llama(model):
+        kind = LlamaDecoder if attention.device is None else FusedLlamaDecoder
     try:
-        return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
+        return kind(model, attention, make)
     except RuntimeError as error:
         ours = map_device_error(error, f"{load.folder}: the packed weights", model.device)
         raise (ours or error) from error
@@ -107,7 +117,7 @@ def _decoder(
         raise NotPaged(f"transformers does not replace its attention: {error}") from error
 
 
-def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device) -> KeyValueCache:
+def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device, *, is_transposed: bool) -> KeyValueCache:
     folder, entry = load.folder, load.entry
     size_bytes = kv_bytes(entry, shape, load.performance.max_sequences, device.type)
     blocks = size_bytes // (shape.cache.token_bytes * BLOCK_TOKENS)
@@ -117,7 +127,7 @@ def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device) -> 
             f"{BLOCK_TOKENS} tokens take, got {format_size(entry.kv_cache_bytes or 0)}; raise it or remove it"
         )
     try:
-        return KeyValueCache(shape.cache, blocks, device)
+        return KeyValueCache(shape.cache, blocks, device, is_transposed=is_transposed)
     except RuntimeError as error:
         ours = map_device_error(error, f"{folder}: kv_cache_bytes of {format_size(size_bytes)}", device)
         raise (ours or error) from error

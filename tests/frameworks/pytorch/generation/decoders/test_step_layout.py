@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
-from frameworks.pytorch.generation.decoders.step_layout import BlockViews, LayoutMaker, causal_mask
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, causal_mask
+from frameworks.pytorch.generation.decoders.step_layout import BlockViews, LayoutMaker
 from tests.frameworks.pytorch.generation.parts import part_of
 
 CPU = torch.device("cpu")

@@ -1,0 +1,105 @@
+"""Compile every kernel for cards that this machine does not have, and print a line of JSON for each.
+
+Triton compiles without a GPU: to PTX, and by NVIDIA's assembler to machine code. Run this as a process of its own,
+without Triton's interpreter.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from frameworks.pytorch.device_kernels import decode_attention, layer_kernels, prefill_attention
+from frameworks.pytorch.device_kernels.launching import dot_rows
+
+_POINTERS = {
+    **dict.fromkeys(("table", "lengths", "arrivals", "firsts", "counts", "starts", "blocks", "offsets"), "*i32"),
+    **dict.fromkeys(("slopes", "sinks", "outputs", "sums", "cosine", "sine"), "*fp32"),
+    **dict.fromkeys(("scale", "softcap", "epsilon"), "fp32"),
+}
+_NUMBERS = ("size", "query_stride", "row_stride", "head_stride", "part_stride", "block_stride", "sequence_stride")
+_BLACKWELL = 100
+_DTYPES = {"bf16": (tl.bfloat16, 2), "fp32": (tl.float32, 4)}
+
+
+def _kernels(dtype: str, size: int, capability: int) -> Iterator[tuple[Any, dict[str, Any], int]]:
+    """Yield kernels with their constants and stages, for heads of this size."""
+    dot, itemsize = _DTYPES[dtype]
+    columns = dot_rows(size)
+    heads = {"HEADS": 8, "SIZE": size, "COLUMNS": columns, "TOKENS": 32}
+    rows, keys, stages = prefill_attention.tile_of(columns * itemsize, capability // 10)
+    for is_plain in (True, False):
+        has = dict.fromkeys(("HAS_SOFTCAP", "HAS_SLOPES", "HAS_SINKS"), not is_plain)
+        scores = heads | has | {"WINDOW": 0 if is_plain else 100, "DOT": dot}
+        yield decode_attention._attend_split, scores | {"GROUP": 4, "GROUP_ROWS": 16, "SPLITS": 8 - 7 * is_plain}, 3
+        yield prefill_attention._attend_part, scores | {"QUERY_HEADS": 32, "ROWS": rows, "KEYS": keys}, stages
+    if (dtype, size) == ("bf16", 128):
+        yield layer_kernels._norm, {"HAS_RESIDUAL": True, "COLUMNS": 8192}, 3
+        of_rotation = heads | {"QUERY_HEADS": 32, "HALF": size // 2, "COLUMNS": columns // 2, "HAS_NORMS": True}
+        yield layer_kernels._rotate_and_write, of_rotation, 3
+        yield layer_kernels._write, heads, 3
+        yield layer_kernels._gate, {"IS_GELU": True, "COLUMNS": 1024}, 3
+
+
+def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, capability: int) -> dict[str, Any]:
+    signature = {}
+    for name in kernel.arg_names:
+        usual = "i32" if name in _NUMBERS else f"*{dtype}"
+        signature[name] = "constexpr" if name in constants else _POINTERS.get(name, usual)
+    # As at a launch: tensors of torch are aligned, and so are rows of 16 numbers.
+    aligned = [[*each] for each in [("tt.divisibility", 16)]]
+    attributes = {
+        (index,): aligned
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name in ("query_stride", "row_stride", "size")
+    }
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_stages": stages},
+    )
+    return {
+        "kernel": kernel.__name__,
+        "size": constants.get("SIZE"),
+        "is_plain": not constants.get("WINDOW"),
+        "dtype": dtype,
+        "capability": capability,
+        "shared_bytes": compiled.metadata.shared,
+        "machine_code_bytes": len(compiled.asm["cubin"]),
+        "spilled_bytes": _spilled_bytes(compiled.asm["ptx"], capability),
+        "multiplies_by_warp_groups": "wgmma" in compiled.asm["ptx"],
+    }
+
+
+def _spilled_bytes(ptx: str, capability: int) -> int:
+    """Return the bytes of registers that a thread spills, as NVIDIA's assembler reports them."""
+    name = "ptxas-blackwell" if capability >= _BLACKWELL else "ptxas"
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        command = [str(assembler), "-v", f"--gpu-name={target[1]}", str(source), "-o", f"{folder}/kernel.cubin"]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(int(each) for each in re.findall(r"(\d+) bytes spill", report))
+
+
+def main() -> None:
+    """Compile for a capability, a dtype and a size of heads: the command line."""
+    capability, dtype, size = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    for kernel, constants, stages in _kernels(dtype, size, capability):
+        print(json.dumps(_compile(kernel, constants, stages, dtype, capability)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A step by the device's kernels: the texts of the CPU, few launches, and no value that the host reads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frameworks.pytorch import device_kernels
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.pytorch.generation.decoders.test_adapters import FOUR, entries_of, numbers_of
+from tests.frameworks.pytorch.generation.generating import decoder_of, ids_of, load_generating, request
+from tests.frameworks.pytorch.generation.parts import part_of
+from tests.frameworks.pytorch.generation.test_decoders import OWN, THEIRS
+from tests.support.kernel_device import IS_INTERPRETED
+from tests.support.meta_step import DECODES, PREFILLS, MetaStep
+from tests.support.models.causal_folders import causal_model, save_causal_model
+
+pytest.importorskip("triton", reason="Triton has packages for Linux only")
+
+pytestmark = [
+    pytest.mark.skipif(not IS_INTERPRETED, reason="test_gpu.py loads models on the device"),
+    # The interpreter computes with numpy, which warns of infinite numbers and NaN.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+PROMPTS = [[(7 * i + j) % 250 for j in range(length)] for i, length in enumerate((1, 33))]
+LAUNCHES_OF_LAYER = 9
+
+
+def load_on_device(folder: Path, patch: pytest.MonkeyPatch, **entry: Any) -> Any:
+    """Load a model on the CPU as if it were a device with kernels."""
+    with patch.context() as own:
+        own.setattr(device_kernels, "are_available", lambda device: True)
+        return load_generating(folder, **entry)
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as own:
+        yield own
+
+
+@pytest.mark.parametrize("family", ["mistral", pytest.param("qwen3", marks=pytest.mark.extended), "gemma2"])
+def test_texts_equal_those_of_cpu(made_once: FolderMaker, family: str, patch: pytest.MonkeyPatch) -> None:
+    """With windows, norms of heads, and soft caps; one family by transformers' own forward. A load compares logits."""
+    folder = made_once(save_causal_model, model_type=family)
+    asked = [request(i, prompt, 3) for i, prompt in enumerate(PROMPTS)]
+    model = load_on_device(folder, patch)
+    assert type(decoder_of(model)).__name__ == ("TransformersDecoder" if family == "gemma2" else "FusedLlamaDecoder")
+    assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
+
+
+@pytest.mark.extended
+def test_adapters_change_texts_as_on_cpu(made_once: FolderMaker, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    folder = made_once(save_causal_model)
+    entry: dict[str, Any] = {"adapters": entries_of(tmp_path, FOUR[:3], causal_model())}
+    texts = []
+    for model in (load_on_device(folder, patch, **entry), load_generating(folder, **entry)):
+        numbers = list(numbers_of(model).values())
+        asked = [request(i, PROMPTS[i % 2], 2, adapter_id=numbers[i % len(numbers)]) for i in range(6)]
+        texts.append(ids_of(model, *asked))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("family", [*OWN, *THEIRS])
+def test_step_stays_on_its_device(family: str) -> None:
+    """No operator mixes devices, and the host reads no value."""
+    step = MetaStep(family)
+    for parts in (DECODES, DECODES + PREFILLS, PREFILLS):
+        kernels = [name for name in step.launches(parts) if name.startswith("_attend")]
+        assert kernels.count("_attend_split") == (2 if parts[0] is DECODES[0] else 0)
+        assert kernels.count("_attend_part") == (2 if parts[-1] is PREFILLS[-1] else 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_decode_has_nine_launches_a_layer(family: str) -> None:
+    """Of this project and of torch. A prompt beside decodes has one more, for all prompts together."""
+    one, two, three = (MetaStep(family, layers) for layers in (1, 2, 3))
+    assert len(two.launches(DECODES)) - len(one.launches(DECODES)) == LAUNCHES_OF_LAYER
+    mixed = DECODES + PREFILLS
+    assert len(three.launches(mixed)) - len(two.launches(mixed)) == LAUNCHES_OF_LAYER + 1
+    assert len(one.launches(DECODES)) - LAUNCHES_OF_LAYER <= 6, "before and after the layers"
+
+
+@given(starts=st.lists(st.integers(0, 600), min_size=3, max_size=3))
+def test_steps_of_three_texts_launch_the_same(starts: list[int]) -> None:
+    """Whatever their lengths: a graph that was captured for one such step computes the other."""
+    step = MetaStep("llama")
+    parts = [part_of([*range(start // 32 + 1)], start, 1) for start in starts]
+    assert step.launches(parts) == step.launches([part_of([0], 0, 1) for _ in starts])
