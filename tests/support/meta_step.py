@@ -33,7 +33,7 @@ class MetaStep:
         with self.device:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         cache = KeyValueCache(CacheShape(layers, heads, size, torch.bfloat16), 20, self.device)
-        attention = BlockAttention(cache, query_heads, size**-0.5, DeviceAttention(cache, self.device))
+        attention = BlockAttention(cache, query_heads, size**-0.5, DeviceAttention(cache, query_heads, self.device))
         kind = FusedLlamaDecoder if is_llama(model) else TransformersDecoder
         self.decoder = kind(model, attention, PlainLinear)
         self.layouts = LayoutMaker(cache, query_heads // heads, self.device, makes_tables=True)

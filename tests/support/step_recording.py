@@ -3,6 +3,8 @@
 Tensors on torch's device `meta` have shapes and no numbers: what mixes devices or reads a value fails.
 """
 
+import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,13 +18,16 @@ _HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero",
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
-_aten: Any = torch.ops.aten
-# On the device `meta` a mode finds no shapes for these.
-_WITHOUT_SHAPES = {
-    _aten.embedding.default: lambda table, index, *_: table.new_empty(*index.shape, table.shape[1]),
-    _aten.index_select.default: lambda states, _, index: states.new_empty(len(index), *states.shape[1:]),
-    _aten.layer_norm.default: lambda states, *_: torch.empty_like(states),
-}
+def _import_shapes() -> None:
+    """Import the shapes of operators on the device `meta`, which lean_imports leaves out where it ran before."""
+    name = "torch._meta_registrations"
+    if hasattr(sys.modules.get(name), "activate_meta"):
+        return
+    sys.modules.pop(name, None)
+    importlib.import_module(name)
+
+
+_import_shapes()
 
 
 class Launch(NamedTuple):
@@ -53,7 +58,7 @@ class Recording(TorchDispatchMode):
         # Numbers of Python are tensors without dimensions.
         devices = {each.device for each in tensors if each.ndim}
         assert devices <= {self._device}, f"{name} has tensors on {devices}"
-        result = _WITHOUT_SHAPES.get(func, func)(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             assert result.device == self._device, f"{name} leaves the device"
             if not any(each.untyped_storage()._cdata == result.untyped_storage()._cdata for each in tensors):

@@ -130,31 +130,29 @@ def _attend_split(
 
 
 class DecodeAttention:
-    """The kernel with its buffers, for one cache. Launches follow one another on one stream."""
+    """The kernel with its buffers, for one cache. Launches follow one another on one stream.
 
-    def __init__(self, heads: int, device: torch.device) -> None:
-        """`heads`: of the keys."""
+    The buffers never move: a captured graph has their addresses.
+    """
+
+    def __init__(
+        self, heads: int, group: int, size: int, device: torch.device, *, num_processors: int | None = None
+    ) -> None:
+        """`heads`: of the keys. `group`: query heads of each. `size`: of a head. `num_processors`: None for the
+        device's.
+        """
         self._heads = heads
-        self._device = device
+        # Programs of a launch with splits.
+        self._programs = _PROGRAMS_PER_PROCESSOR * (num_processors or _num_processors(device))
         # Zero between launches: the last split of each head resets its own.
-        self._arrivals = torch.zeros(0, dtype=torch.int32, device=device)
-        self._outputs = torch.empty(0, dtype=torch.float32, device=device)
-        self._sums = torch.empty(0, dtype=torch.float32, device=device)
-        self._programs = _PROGRAMS_PER_PROCESSOR * _num_processors(device)
+        self._arrivals = torch.zeros(self._programs, dtype=torch.int32, device=device)
+        self._sums = torch.empty(self._programs * group, dtype=torch.float32, device=device)
+        self._outputs = torch.empty(self._programs * group * size, dtype=torch.float32, device=device)
 
     def num_splits(self, sequences: int, blocks: int) -> int:
         """Return the splits that occupy the device, a power of 2. `blocks`: of the longest sequence."""
         wanted = min(_MAX_SPLITS, blocks, self._programs // max(1, sequences * self._heads))
         return 1 << max(0, wanted.bit_length() - 1)
-
-    def reserve(self, sequences: int, query_heads: int, size: int, splits: int) -> None:
-        """Have buffers for launches of this size, which then allocate nothing but their result."""
-        if len(self._arrivals) < sequences * self._heads:
-            self._arrivals = torch.zeros(sequences * self._heads, dtype=torch.int32, device=self._device)
-        rows = sequences * query_heads * splits if splits > 1 else 0
-        if self._sums.numel() < rows or self._outputs.numel() < rows * size:
-            self._sums = torch.empty(rows, dtype=torch.float32, device=self._device)
-            self._outputs = torch.empty(rows * size, dtype=torch.float32, device=self._device)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor,
@@ -170,7 +168,7 @@ class DecodeAttention:
         sequences, query_heads, size = query.shape
         heads, tokens = keys.shape[1], keys.shape[2]
         group = query_heads // heads
-        self.reserve(sequences, query_heads, size, splits)
+        assert splits == 1 or sequences * heads * splits <= self._programs
         _attend_split[(sequences, heads, splits)](
             query, keys, values, table, lengths,
             lengths if scores.slopes is None else scores.slopes, lengths if scores.sinks is None else scores.sinks,

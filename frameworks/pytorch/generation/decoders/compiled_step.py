@@ -112,6 +112,10 @@ class CompiledStep:
         self.adapters = CompiledAdapters(self._gemms, decoder.adaptable_layers, self.max_rows)
         self._set_constants(first)
 
+    def computes(self, parts: Sequence[StepPart]) -> bool:
+        """Return that it computes every step."""
+        return True
+
     def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
         """Compute parts of a step with their adapters; return logits, float32 [sum of num_logits, vocabulary].
 

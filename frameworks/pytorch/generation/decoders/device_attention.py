@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 class DeviceAttention:
     """Of one model. Used by one thread."""
 
-    def __init__(self, cache: KeyValueCache, device: torch.device) -> None:
-        """`cache`: with rows of keys, not transposed."""
+    def __init__(self, cache: KeyValueCache, query_heads: int, device: torch.device) -> None:
+        """`cache`: with rows of keys, not transposed. `query_heads`: a multiple of its heads."""
         # Importing them needs Triton.
         from frameworks.pytorch.device_kernels import decode_attention, layer_kernels, prefill_attention
 
         self.kernels = layer_kernels
         self._cache = cache
-        self._decode = decode_attention.DecodeAttention(cache.shape.heads, device)
+        heads = cache.shape.heads
+        self._decode = decode_attention.DecodeAttention(heads, query_heads // heads, cache.shape.head_size, device)
         self._attend_prefills = prefill_attention.attend_prefills
         self._scores = cached(decode_attention.AttentionScores)
 

@@ -5,7 +5,6 @@ from typing import Protocol
 import torch
 
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
-from frameworks.pytorch.generation.decoders.compiled_step import CompiledStep
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
@@ -25,6 +24,18 @@ class StepRunner(Protocol):
         ...
 
 
+class StepComputer(Protocol):
+    """Computes steps of a decoder without calling its layers one by one."""
+
+    def computes(self, parts: list[StepPart]) -> bool:
+        """Return whether it computes this step."""
+        ...
+
+    def logits(self, parts: list[StepPart]) -> torch.Tensor:
+        """As PagedRunner.compute, for a step that it computes. The tensor is valid until the next step."""
+        ...
+
+
 class PagedRunner:
     """A StepRunner: all sequences of a step in one pass, over the blocks of one KV cache."""
 
@@ -34,9 +45,9 @@ class PagedRunner:
         cache: KeyValueCache,
         layouts: LayoutMaker,
         adapters: AdapterSet,
-        step: CompiledStep | None = None,
+        step: "StepComputer | None" = None,
     ) -> None:
-        """`step`: computes the steps of the decoder, where it has one."""
+        """`step`: computes steps of the decoder, where it can."""
         self.decoder = decoder
         self.cache = cache
         self.step = step
@@ -59,7 +70,9 @@ class PagedRunner:
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
         """Compute the parts of a plan; return logits [sum of num_logits, vocabulary]."""
         step = self.step  # another thread sets it when its code has been compiled
-        return self.compute_by_layers(parts) if step is None else step.logits(parts)
+        if step is None or not step.computes(parts):
+            return self.compute_by_layers(parts)
+        return step.logits(parts)
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
         """As `compute`, by the decoder's own layers: logits [sum of num_logits, vocabulary]."""

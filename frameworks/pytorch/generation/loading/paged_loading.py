@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from typing import Any
 
+import structlog
 import torch
 
 from frameworks.core.errors import InvalidModel
@@ -15,6 +16,7 @@ from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.device_attention import DeviceAttention
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
+from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, graphs_of
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
@@ -34,6 +36,8 @@ from frameworks.pytorch.loader import DTYPES
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.types import QuantizationReport
 from memory.sizes import format_size
+
+log = structlog.get_logger(__name__)
 
 # Largest error of the logits with packed weights, relative to their spread: layers may quantize activations, and
 # weights once more. Another kind of attention is off by more than 1.
@@ -67,7 +71,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
             cache,
             shape.query_heads,
             shape.cache.head_size**-0.5,
-            DeviceAttention(cache, torch_device) if has_kernels else None,
+            DeviceAttention(cache, shape.query_heads, torch_device) if has_kernels else None,
         )
         decoder = _decoder(load, model, attention, maker)
     phase("checking the logits")
@@ -86,6 +90,12 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     else:
         reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
+    graphs = graphs_of(torch_device) if has_kernels else None
+    note, graph_bytes = None, 0
+    if graphs is not None:
+        max_blocks = -(-max_context_tokens // BLOCK_TOKENS)
+        steps = GraphSteps(decoder, graphs, torch_device, load.performance.max_sequences, max_blocks)
+        note, graph_bytes = _capture(entry.name, runner, steps)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None and not has_kernels
     switched = SwitchParts(
@@ -95,13 +105,29 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         runner,
         pool,
         max_context_tokens,
-        maker.held_bytes + table_bytes + cache.size_bytes,
+        maker.held_bytes + table_bytes + cache.size_bytes + graph_bytes,
         report,
         adapters,
         products=maker.products,
         dtype=dtype,
         switch=None if code is None else KernelSwitch(switched, code),
+        graphs=note,
     )
+
+
+def _capture(name: str, runner: PagedRunner, steps: GraphSteps) -> tuple[str, int]:
+    """Let graphs compute the steps of a runner, where they can. Return what `GET /models` says of them, and their
+    bytes.
+    """
+    try:
+        steps.capture()
+    except RuntimeError as error:
+        reason, _, _ = str(error).partition("\n")
+        log.warning("decode steps run without graphs", model=name, reason=reason)
+        return f"none: {reason}", 0
+    runner.step = steps
+    log.info("decode steps run as graphs", model=name, max_texts=steps.max_texts, graph_bytes=steps.size_bytes)
+    return f"up to {steps.max_texts} texts", steps.size_bytes
 
 
 def _decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: LinearMaker) -> Decoder:

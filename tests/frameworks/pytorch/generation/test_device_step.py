@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.generation.loading import paged_loading
+from frameworks.pytorch.generation.step.trial import Trial
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.decoders.test_adapters import FOUR, entries_of, numbers_of
 from tests.frameworks.pytorch.generation.generating import decoder_of, ids_of, load_generating, request
@@ -17,6 +20,7 @@ from tests.frameworks.pytorch.generation.test_decoders import OWN, THEIRS
 from tests.support.kernel_device import IS_INTERPRETED
 from tests.support.meta_step import DECODES, PREFILLS, MetaStep
 from tests.support.models.causal_folders import causal_model, save_causal_model
+from tests.support.simulated_graphs import SimulatedGraphs
 
 pytest.importorskip("triton", reason="Triton has packages for Linux only")
 
@@ -30,9 +34,11 @@ PROMPTS = [[(7 * i + j) % 250 for j in range(length)] for i, length in enumerate
 LAUNCHES_OF_LAYER = 9
 
 
-def load_on_device(folder: Path, patch: pytest.MonkeyPatch, **entry: Any) -> Any:
-    """Load a model on the CPU as if it were a device with kernels."""
+def load_on_device(folder: Path, patch: pytest.MonkeyPatch, *, checks_logits: bool = True, **entry: Any) -> Any:
+    """Load a model on the CPU as if it were a device with kernels. `checks_logits`: beside transformers' own."""
     with patch.context() as own:
+        if not checks_logits:
+            own.setattr(Trial, "check", lambda *arguments: None)
         own.setattr(device_kernels, "are_available", lambda device: True)
         return load_generating(folder, **entry)
 
@@ -43,7 +49,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield own
 
 
-@pytest.mark.parametrize("family", ["mistral", pytest.param("qwen3", marks=pytest.mark.extended), "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("mistral", marks=pytest.mark.extended), "gemma2"])
 def test_texts_equal_those_of_cpu(made_once: FolderMaker, family: str, patch: pytest.MonkeyPatch) -> None:
     """With windows, norms of heads, and soft caps; one family by transformers' own forward. A load compares logits."""
     folder = made_once(save_causal_model, model_type=family)
@@ -51,6 +57,42 @@ def test_texts_equal_those_of_cpu(made_once: FolderMaker, family: str, patch: py
     model = load_on_device(folder, patch)
     assert type(decoder_of(model)).__name__ == ("TransformersDecoder" if family == "gemma2" else "FusedLlamaDecoder")
     assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
+
+
+def test_graphs_compute_decodes(made_once: FolderMaker, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Texts join, leave and have adapters. Each replay has the launches and the addresses of its capture."""
+    folder = made_once(save_causal_model)
+    entry: dict[str, Any] = {"adapters": entries_of(tmp_path, FOUR[:1], causal_model()), "max_batch_size": 2}
+    graphs: list[SimulatedGraphs] = []
+
+    def graphs_of(device: torch.device) -> SimulatedGraphs:
+        graphs.append(SimulatedGraphs(device))
+        return graphs[0]
+
+    patch.setattr(paged_loading, "graphs_of", graphs_of)
+    model = load_on_device(folder, patch, checks_logits=False, **entry)
+    assert model.spec.generation.graphs == "up to 2 texts"
+    assert len(graphs[0].captured) == 2
+    adapter_ids = [0, 0, model.spec.generation.adapters[0].number, 0]
+    asked = [request(i, PROMPTS[0], 2 + i % 3, adapter_id=adapter_id) for i, adapter_id in enumerate(adapter_ids)]
+    texts = ids_of(model, *asked)
+    assert texts == ids_of(load_generating(folder, **entry), *asked)
+    assert graphs[0].num_replays >= 2
+
+
+def test_step_that_waits_runs_without_graphs(made_once: FolderMaker, patch: pytest.MonkeyPatch) -> None:
+    class NoGraphs:
+        size_bytes = 0
+
+        def capture(self, compute: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing\nsecond line")
+
+    patch.setattr(paged_loading, "graphs_of", lambda device: NoGraphs())
+    folder = made_once(save_causal_model)
+    model = load_on_device(folder, patch, checks_logits=False)
+    assert model.spec.generation.graphs == "none: operation not permitted when stream is capturing"
+    asked = request(0, PROMPTS[0], 2)
+    assert ids_of(model, asked) == ids_of(load_generating(folder), asked)
 
 
 @pytest.mark.extended

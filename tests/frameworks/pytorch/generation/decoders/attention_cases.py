@@ -72,7 +72,7 @@ class Case:
             self.cache,
             self.form.heads * self.form.group,
             self.form.head_size**-0.5,
-            DeviceAttention(self.cache, device) if has_kernels else None,
+            DeviceAttention(self.cache, self.form.heads * self.form.group, device) if has_kernels else None,
         )
         layouts = LayoutMaker(self.cache, self.form.group, device, makes_tables=has_kernels)
         layout = blocks.layout = layouts.make(self.parts)

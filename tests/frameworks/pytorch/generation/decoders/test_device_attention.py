@@ -100,7 +100,7 @@ def test_decodes_of_any_length(
             scores = torch.cat((scores, sinks[:, None].double()), 1)
         weights = torch.softmax(scores, 1)[:, :length]
         expected[number] = (weights @ own_values[:, 0].double()).float()
-    attention = DecodeAttention(heads, torch.device(KERNEL_DEVICE))
+    attention = DecodeAttention(heads, group, size, torch.device(KERNEL_DEVICE), num_processors=12)
     how = AttentionScores(
         size**-0.5,
         window,
@@ -157,7 +157,7 @@ def test_nan_of_a_sequence_stays_there() -> None:
 
 
 def test_splits_occupy_the_device() -> None:
-    attention = DecodeAttention(2, torch.device("cpu"))
+    attention = DecodeAttention(2, 1, 8, torch.device("cpu"), num_processors=8)
     assert [attention.num_splits(sequences, 100) for sequences in (1, 2, 4, 8, 100)] == [8, 4, 2, 1, 1]
     assert [attention.num_splits(1, blocks) for blocks in (0, 1, 2, 3, 9)] == [1, 1, 2, 2, 8]
 
