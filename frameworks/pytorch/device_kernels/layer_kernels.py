@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+# Columns of a norm for each warp beyond the first four: 16 numbers a thread.
+_WARP_COLUMNS = 512
 # Columns that one program of the gate computes.
 _GATE_COLUMNS = 1024
 
@@ -34,10 +36,11 @@ def norm(
     """
     rows, size = states.shape
     normed = torch.empty_like(states)
+    columns = triton.next_power_of_2(size)
     if rows:
         _norm[(rows,)](
             states, states if residual is None else residual, weight, normed, size, epsilon,
-            HAS_RESIDUAL=residual is not None, COLUMNS=triton.next_power_of_2(size),
+            HAS_RESIDUAL=residual is not None, COLUMNS=columns, num_warps=min(16, max(4, columns // _WARP_COLUMNS)),
         )  # fmt: skip
     return normed
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameworks.core.progress import phase, step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
@@ -19,6 +20,8 @@ from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.decoders.step_tables import StepTables
 from frameworks.scheduling.steps.sequence import StepPart
 
+_HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "masked_select"})
+_COPIES = frozenset({"_to_copy", "copy_"})
 _SMALL_BUCKETS = (1, 2, 4)
 _BUCKET_STEP = 8
 # Token ids, positions, blocks, offsets and lengths, a row each; the block table follows.
@@ -61,7 +64,7 @@ class CudaGraphs:
             reserved = torch.cuda.memory_reserved()
             graph = torch.cuda.CUDAGraph()
             # Threads of other models may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 result = compute()
             # The memory of the capture stays with the pool of the graphs.
             self.size_bytes += max(0, torch.cuda.memory_reserved() - reserved)
@@ -71,6 +74,23 @@ class CudaGraphs:
             return result
 
         return replay
+
+
+class _OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises RuntimeError for an operator by which the host waits for the device, or copies to it.
+
+    A capture would fail there, and might leave the device's allocator in the middle of it, so this comes before. Only
+    this thread is affected.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _HOST_READS:
+            raise RuntimeError(f"a step waits for the device: {name}")
+        result = func(*args, **(kwargs or {}))
+        if name in _COPIES and len({each.device for each in (*args, result) if isinstance(each, torch.Tensor)}) > 1:
+            raise RuntimeError("a step copies between host and device")
+        return result
 
 
 class GraphSteps:
@@ -87,6 +107,9 @@ class GraphSteps:
     def capture(self) -> None:
         """Capture the graphs of all buckets. Raises RuntimeError where a step cannot be captured."""
         phase("capturing graphs", len(self._buckets), "graphs")
+        self._tables.fill(1, [])
+        with torch.inference_mode(), _OnDevice():  # type: ignore[no-untyped-call]
+            self._decoder.logits(self._tables.layout(1))
         # The largest first: the others fit its memory.
         for texts in reversed(self._buckets):
             layout = self._tables.layout(texts)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.loading import paged_loading
 from frameworks.pytorch.generation.step.trial import Trial
 from tests.frameworks.conftest import FolderMaker
@@ -78,6 +79,20 @@ def test_graphs_compute_decodes(made_once: FolderMaker, tmp_path: Path, patch: p
     texts = ids_of(model, *asked)
     assert texts == ids_of(load_generating(folder, **entry), *asked)
     assert graphs[0].num_replays >= 2
+
+
+def test_step_that_reads_the_device_has_no_graphs(made_once: FolderMaker, patch: pytest.MonkeyPatch) -> None:
+    """It is found before a capture, which it would break."""
+    logits = FusedLlamaDecoder.logits
+
+    def waiting(self: Any, layout: Any) -> torch.Tensor:
+        result = logits(self, layout)
+        return result if float(result[0, 0]) < 1e9 else -result
+
+    patch.setattr(FusedLlamaDecoder, "logits", waiting)
+    patch.setattr(paged_loading, "graphs_of", SimulatedGraphs)
+    model = load_on_device(made_once(save_causal_model), patch, checks_logits=False)
+    assert model.spec.generation.graphs.startswith("none: a step waits for the device: ")
 
 
 def test_step_that_waits_runs_without_graphs(made_once: FolderMaker, patch: pytest.MonkeyPatch) -> None:

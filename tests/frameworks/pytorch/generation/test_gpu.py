@@ -40,6 +40,16 @@ def test_greedy_texts_equal_cpu(made_once: FolderMaker, family: str) -> None:
     assert ids_of(_load_there(folder, dtype="f32"), *asked) == ids_of(load_generating(folder), *asked)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_decodes_are_graphs(made_once: FolderMaker, family: str) -> None:
+    """Texts join and leave, more than have a graph of their own."""
+    folder = made_once(save_causal_model, model_type=family)
+    model = _load_there(folder, dtype="f32", max_batch_size=12)
+    assert model.spec.generation.graphs == "up to 12 texts"
+    asked = [request(i, PROMPTS[i % len(PROMPTS)], 3 + 5 * (i % 4)) for i in range(14)]
+    assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])
 def test_16_bit_dtypes_generate(made_once: FolderMaker, dtype: str) -> None:
     """The load compares their logits with those of the original."""
