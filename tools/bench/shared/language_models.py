@@ -26,14 +26,29 @@ class LlamaShape:
     num_key_value_heads: int
     intermediate_size: int
 
+    @property
+    def num_multiplied(self) -> int:
+        """Return the weights that each token is multiplied by: all but the embedding and the norms."""
+        kept = self.hidden_size * self.num_key_value_heads // self.num_heads
+        of_layer = self.hidden_size * (2 * self.hidden_size + 2 * kept + 3 * self.intermediate_size)
+        return self.num_layers * of_layer + VOCABULARY_SIZE * self.hidden_size
+
 
 SMALL = LlamaShape("llama-small", "Llama of 6.5 M parameters", 256, 6, 4, 2, 688)
 LARGE = LlamaShape("llama-large", "Llama of 94 M parameters", 768, 14, 12, 4, 2048)
 BILLION = LlamaShape("llama-billion", "Llama of 1.1 B parameters", 2048, 22, 32, 4, 5632)
 SEVEN_BILLION = LlamaShape("llama-seven-billion", "Llama of 6.5 B parameters", 4096, 32, 32, 32, 11008)
+EIGHT_HEADS = LlamaShape("llama-eight-heads", "Llama of 7.0 B parameters with 8 key heads", 4096, 32, 32, 8, 14336)
+"""The layers of Llama 3.1 8B, whose vocabulary is larger."""
 
 
-def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32", device: str = "cpu") -> Path:
+def save_llama(
+    folder: Path,
+    shape: LlamaShape,
+    dtype: str = "float32",
+    device: str = "cpu",
+    context_tokens: int = CONTEXT_TOKENS,
+) -> Path:
     """Write the folder with transformers. No token ends a text.
 
     `dtype`: torch's name of it. `device`: the weights are drawn there; a GPU draws billions in seconds.
@@ -50,7 +65,7 @@ def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32", device: 
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_key_value_heads,
         intermediate_size=shape.intermediate_size,
-        max_position_embeddings=CONTEXT_TOKENS,
+        max_position_embeddings=context_tokens,
         bos_token_id=None,
         eos_token_id=None,
         tie_word_embeddings=False,
