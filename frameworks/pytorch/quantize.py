@@ -16,6 +16,7 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.core.progress import phase, step, working
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch import device_kernels
 from frameworks.pytorch.cpu_layers.packed import PackedLayer, packer_of
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
 from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
@@ -69,10 +70,12 @@ def held_bytes(model: torch.nn.Module) -> int:
 
 
 def check_bits_run_on(dtype: str, device: Device, folder: Path) -> None:
-    """Raise InvalidModel for a device without a matmul of such weights in torch. `dtype`: int8 or int4."""
+    """Raise InvalidModel for a device without a matmul of such weights. `dtype`: int8 or int4."""
     if device.kind == "cpu" or (dtype == "int8" and device.kind == "cuda"):
         return
-    devices = "a CPU or CUDA device" if dtype == "int8" else "a CPU"
+    if device_kernels.are_available(torch.device(device.id)):
+        return
+    devices = "a CPU or CUDA device" if dtype == "int8" else "a CPU, or a CUDA device from Ampere on,"
     raise InvalidModel(
         f'{folder}: dtype: expected {devices} for "{dtype}", got {device.id}; set device = "cpu" or dtype = "f16"'
     )

@@ -11,7 +11,7 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes
 from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchModelEntry
-from frameworks.pytorch import kernels
+from frameworks.pytorch import device_kernels, kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
@@ -208,7 +208,8 @@ class TorchRegistry:
         weight_size = _INT8_BYTES_PER_ELEMENT if self._quantizes(files.entry) else size
         packed, weights = files.packed, files.weights.elements * weight_size
         if packed is not None:
-            weights += packed.held_bytes if kind == "cpu" else packed.elements * weight_size
+            keeps_bits = kind == "cpu" or (kind == "cuda" and _has_kernels())
+            weights += packed.held_bytes if keeps_bits else packed.elements * weight_size
         more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
         return weights + more_bytes(files, dtype, kind) + _adapter_elements(files.entry) * size
 
@@ -288,6 +289,11 @@ def _draft_entry(entry: TorchModelEntry, dtype: Dtype | None) -> TorchModelEntry
         kv_cache_dtype=entry.kv_cache_dtype,
         min_cosine=entry.min_cosine,
     )
+
+
+def _has_kernels() -> bool:
+    """Return whether packed weights keep their bits on this machine's CUDA devices."""
+    return device_kernels.are_available(torch.device("cuda", 0))
 
 
 def _dtype_of(entry: TorchModelEntry) -> str | None:

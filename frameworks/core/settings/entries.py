@@ -259,7 +259,7 @@ class TorchModelEntry(ModelEntry):
     """Family of the model, like `"bert"` or `"llama"`. None: read from `config.json`."""
     dtype: Annotated[Dtype, BeforeValidator(canonical_dtype)] | None = None
     """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. `"int4"`: language models
-    on a CPU. None: the fastest type of the device."""
+    on a CPU, or on CUDA from Ampere on. None: the fastest type of the device."""
     kernels: Kernels = "auto"
     """On a CPU: kernel of the products. `"auto"` measures at load which is fastest, for language models for each
     shape; a name forces one. Other models than language models have `"auto"`, `"plain"` and `"onednn"`."""

@@ -13,6 +13,6 @@ _MIN_CAPABILITY = (8, 0)
 
 def are_available(device: torch.device) -> bool:
     """Return whether a decoder on this device uses the kernels: on CUDA, from Ampere on, which Triton supports."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY

@@ -62,7 +62,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         # With other weights the tolerance may exceed the change of logits by an encoder's later tokens.
         trial.check_causal(CachedModel(model).logits_without_cache)
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
-    code = needs.wait_or_defer(model)
+    code = None if has_kernels else needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, torch_device, makes_tables=has_kernels)
     with working("quantize") if load.bits is not None else nullcontext():

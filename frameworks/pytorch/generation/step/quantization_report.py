@@ -9,6 +9,7 @@ import structlog
 from frameworks.pytorch.generation.step.trial import Compute, Trial
 from frameworks.pytorch.generation.weights.compiled_linears import GROUP
 from frameworks.pytorch.generation.weights.cpu_kernels import GROUPED
+from frameworks.pytorch.generation.weights.device_linear import DEVICE_KERNEL
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.quantization.comparison import check_cosine
 from frameworks.types import ProductTrial, QuantizationReport
@@ -66,7 +67,7 @@ def with_products(
 
 def _scheme(bits: Bits, products: Sequence[ProductTrial]) -> str:
     kernel, weights = _main_kernel(products)
-    rows = "bfloat16 rows" if kernel == "weight-only" else "dynamic int8 rows"
+    rows = {"weight-only": "bfloat16 rows", DEVICE_KERNEL: "rows in their dtype"}.get(kernel, "dynamic int8 rows")
     parts = f"in groups of {GROUP}" if weights == GROUPED else "per channel"
     return f"{bits} {parts}, {rows}"
 

@@ -1,5 +1,6 @@
 """Make the linear layers of a language model as its entry asks: in its dtype, in int8 or in int4."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +10,17 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from frameworks.core.errors import InvalidModel
+from frameworks.pytorch import device_kernels
+from frameworks.pytorch.generation.weights.compiled_linears import GROUP
 from frameworks.pytorch.generation.weights.cpu_kernels import (
+    GROUPED,
     CpuKernel,
     float16_is_exact,
     float_kernels,
     int4_kernels,
     int8_kernels,
 )
+from frameworks.pytorch.generation.weights.device_linear import DEVICE_KERNEL, DeviceGroupLinear, has_kernel
 from frameworks.pytorch.generation.weights.group_linear import (
     DeferredGroupLinear,
     QuantizedGroupLinear,
@@ -24,7 +29,7 @@ from frameworks.pytorch.generation.weights.group_linear import (
     make_group_linear,
     quantizing_kernels,
 )
-from frameworks.pytorch.generation.weights.group_weights import GroupWeights, held_bytes
+from frameworks.pytorch.generation.weights.group_weights import GroupWeights, held_bytes, quantize_groups
 from frameworks.pytorch.generation.weights.kernel_choice import KernelChooser, packed_bytes
 from frameworks.pytorch.generation.weights.linear import Linear, PlainLinear, QuantizedLinear, can_quantize
 from frameworks.pytorch.int8_choice import MAX_BYTES_PER_WEIGHT, largest_error
@@ -51,7 +56,11 @@ class LinearMaker:
         Raises InvalidModel for a kernel that this CPU or this dtype does not have.
         """
         self._bits = bits
-        self._is_on_cpu = model.device.type == "cpu"
+        # Triton's interpreter runs the kernels of a device on a CPU, in tests.
+        self._has_kernels = device_kernels.are_available(model.device)
+        self._is_on_cpu = model.device.type == "cpu" and not self._has_kernels
+        self._dtype: torch.dtype = model.dtype
+        self._on_device: Counter[tuple[int, int]] = Counter()
         tables = {each.weight.data_ptr() for each in model.modules() if isinstance(each, torch.nn.Embedding)}
         self._tables = frozenset(tables)
         head = model.get_output_embeddings()
@@ -97,6 +106,8 @@ class LinearMaker:
 
     def make_group(self, read: ReadGroups, bias: torch.Tensor | None) -> Linear:
         """Make a layer of weights that a file holds as int8 or int4. `bias`: [outputs]."""
+        if not self._is_on_cpu:
+            return self._group_on_accelerator(read(), bias)
         if self._is_deferred:
             deferred = DeferredGroupLinear(read, bias)
             self._group_bytes += deferred.held_bytes
@@ -134,8 +145,9 @@ class LinearMaker:
 
     @property
     def products(self) -> tuple[ProductTrial, ...]:
-        """The kernel of each shape of a CPU's layers, most weights first."""
-        return _by_weights((*self._choosers, self._group_int8))
+        """The kernel of each shape of a CPU's layers, and of quantized layers of a device, most weights first."""
+        on_device = [ProductTrial(*shape, layers, DEVICE_KERNEL, GROUPED) for shape, layers in self._on_device.items()]
+        return _by_weights((*self._choosers, self._group_int8), on_device)
 
     @property
     def original_bytes(self) -> int:
@@ -167,7 +179,21 @@ class LinearMaker:
             original = []
         return KernelChooser(kernels, original, max_bytes=MAX_BYTES_PER_WEIGHT, max_error=max_error)
 
+    def _group_on_accelerator(self, weights: GroupWeights, bias: torch.Tensor | None) -> Linear:
+        """Make a layer of weights in groups, which keep their bits where the device has a kernel for them."""
+        if self._has_kernels and has_kernel(weights):
+            linear = DeviceGroupLinear(weights, bias)
+            self._group_bytes += linear.held_bytes
+            return linear
+        dense = weights.dense(self._dtype)
+        self._plain_bytes += dense.nbytes
+        return PlainLinear(dense, bias)
+
     def _make_on_accelerator(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        if self._has_kernels and self._bits is not None and not weight.shape[1] % (2 * GROUP):
+            bits = 8 if self._bits == "int8" or weight.data_ptr() == self._head else 4
+            self._on_device[weight.shape[0], weight.shape[1]] += 1
+            return self._group_on_accelerator(quantize_groups(weight, bits, GROUP), bias)
         if self._bits == "int8" and can_quantize(weight):
             self._plain_bytes += TorchMatmul.held_bytes(*weight.shape)
             return QuantizedLinear(weight, bias, Int8Kernel(TorchMatmul))
@@ -203,9 +229,9 @@ class LaterLinears:
         return _by_weights((self.floats, self.int8, self.int4, self.quantized))
 
 
-def _by_weights(choosers: Sequence[KernelChooser]) -> tuple[ProductTrial, ...]:
-    """Return the kernels of all layers, most weights first."""
-    found = [each for chooser in choosers for each in chooser.products]
+def _by_weights(choosers: Sequence[KernelChooser], more: Sequence[ProductTrial] = ()) -> tuple[ProductTrial, ...]:
+    """Return the kernels of all layers, and `more`, most weights first."""
+    found = [*(each for chooser in choosers for each in chooser.products), *more]
     return tuple(sorted(found, key=lambda each: -each.outputs * each.inputs * each.layers))
 
 

@@ -18,15 +18,19 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from frameworks.pytorch.device_kernels import decode_attention, layer_kernels, prefill_attention
+from frameworks.pytorch.device_kernels import decode_attention, group_matmul, layer_kernels, prefill_attention
 from frameworks.pytorch.device_kernels.launching import dot_rows
 
 _POINTERS = {
     **dict.fromkeys(("table", "lengths", "arrivals", "firsts", "counts", "starts", "blocks", "offsets"), "*i32"),
     **dict.fromkeys(("slopes", "sinks", "outputs", "sums", "cosine", "sine"), "*fp32"),
+    **dict.fromkeys(("scales", "shifts"), "*fp16"),
     **dict.fromkeys(("scale", "softcap", "epsilon"), "fp32"),
 }
-_NUMBERS = ("size", "query_stride", "row_stride", "head_stride", "part_stride", "block_stride", "sequence_stride")
+_NUMBERS = (
+    *("size", "query_stride", "row_stride", "head_stride", "part_stride", "block_stride", "sequence_stride"),
+    *("num_rows", "num_outputs", "num_inputs"),
+)
 _BLACKWELL = 100
 _DTYPES = {"bf16": (tl.bfloat16, 2), "fp32": (tl.float32, 4)}
 
@@ -48,6 +52,11 @@ def _kernels(dtype: str, size: int, capability: int) -> Iterator[tuple[Any, dict
         yield layer_kernels._rotate_and_write, of_rotation, 3
         yield layer_kernels._write, heads, 3
         yield layer_kernels._gate, {"IS_GELU": True, "COLUMNS": 1024}, 3
+        for bits in (4, 8):
+            of_weights = {"GROUP": 32, "BITS": bits, "HAS_SHIFTS": bits == 4}
+            of_rows = {"ROWS": 16, "OUTPUTS": 32, "CHUNK": 32, "HAS_BIAS": False, "DOT": dot}
+            yield group_matmul._multiply_groups, of_weights | of_rows, 3
+            yield group_matmul._widen, of_weights | {"COLUMNS": 1024}, 3
 
 
 def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, capability: int) -> dict[str, Any]:
@@ -55,12 +64,15 @@ def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, ca
     for name in kernel.arg_names:
         usual = "i32" if name in _NUMBERS else f"*{dtype}"
         signature[name] = "constexpr" if name in constants else _POINTERS.get(name, usual)
+    if "BITS" in constants:
+        signature["values"] = "*u8" if constants["BITS"] == 4 else "*i8"
     # As at a launch: tensors of torch are aligned, and so are rows of 16 numbers.
     aligned = [[*each] for each in [("tt.divisibility", 16)]]
     attributes = {
         (index,): aligned
         for index, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name in ("query_stride", "row_stride", "size")
+        if signature[name].startswith("*")
+        or name in ("query_stride", "row_stride", "size", "num_inputs", "num_outputs")
     }
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, attributes),

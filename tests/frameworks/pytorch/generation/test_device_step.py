@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.loading import paged_loading
+from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.pytorch.generation.weights.device_linear import DeviceGroupLinear
+from frameworks.pytorch.generation.weights.packed.modules import ReorderedLinear
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.decoders.test_adapters import FOUR, entries_of, numbers_of
 from tests.frameworks.pytorch.generation.generating import decoder_of, ids_of, load_generating, request
 from tests.frameworks.pytorch.generation.parts import part_of
 from tests.frameworks.pytorch.generation.test_decoders import OWN, THEIRS
+from tests.frameworks.pytorch.generation.weights.packed.logits import logits_of, own_logits
+from tests.frameworks.pytorch.generation.weights.packed.test_folders import CASES, IDS
 from tests.support.kernel_device import IS_INTERPRETED
 from tests.support.meta_step import DECODES, PREFILLS, MetaStep
 from tests.support.models.causal_folders import causal_model, save_causal_model
+from tests.support.packed_folders import save_packed
 from tests.support.simulated_graphs import SimulatedGraphs
 
 pytest.importorskip("triton", reason="Triton has packages for Linux only")
@@ -108,6 +114,42 @@ def test_step_that_waits_runs_without_graphs(made_once: FolderMaker, patch: pyte
     assert model.spec.generation.graphs == "none: operation not permitted when stream is capturing"
     asked = request(0, PROMPTS[0], 2)
     assert ids_of(model, asked) == ids_of(load_generating(folder), asked)
+
+
+@pytest.mark.parametrize(
+    "case", ["gptq", *[pytest.param(case, marks=pytest.mark.extended) for case in ("packed_8_bits", "gptq_act_order")]]
+)
+def test_packed_weights_keep_their_bits(copied: FolderMaker, case: str, patch: pytest.MonkeyPatch) -> None:
+    folder = copied(save_causal_model)
+    pack, scheme = CASES[case]
+    reference = causal_model()
+    reference.load_state_dict(save_packed(folder, pack, scheme), strict=False)
+    model = load_on_device(folder, patch, checks_logits=False)
+    layer = decoder_of(model).layers[0]
+    linears = [layer.query_key_value, layer.output, layer.gate_up, layer.down]
+    if case == "gptq_act_order":
+        linears = [linear.linear for linear in linears if isinstance(linear, ReorderedLinear)]
+    # The halves of 96 inputs are no whole groups: such weights are dequantized.
+    has_bits = [True, True, True, "8" in case][: len(linears)]
+    assert [isinstance(linear, DeviceGroupLinear) for linear in linears] == has_bits
+    expected = logits_of(reference, IDS)
+    assert (own_logits(model, IDS) - expected).abs().max() < 1e-4 * expected.std()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("bits", ["int4", "int8"])
+def test_quantized_weights_keep_their_bits(made_once: FolderMaker, bits: str, patch: pytest.MonkeyPatch) -> None:
+    """The head of an int4 model has 8 bits, and layers of odd sizes keep the dtype."""
+    folder = made_once(save_causal_model)
+    with patch.context() as own:
+        own.setattr(Reporter, "measure", lambda *arguments: None)  # it takes a minute in the interpreter
+        model = load_on_device(folder, patch, dtype=bits)
+    decoder = decoder_of(model)
+    assert [each.bits for each in (decoder.head, decoder.layers[0].output)] == [8, 4 if bits == "int4" else 8]
+    assert {(each.kernel, each.weights) for each in model.spec.products} == {("triton", "grouped")}
+    expected = logits_of(causal_model(), IDS)
+    error = (own_logits(model, IDS) - expected).square().mean().sqrt() / expected.std()
+    assert error < (0.3 if bits == "int4" else 0.03)
 
 
 @pytest.mark.extended

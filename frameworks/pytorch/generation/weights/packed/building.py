@@ -10,6 +10,7 @@ import transformers
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
+from frameworks.pytorch import device_kernels
 from frameworks.pytorch.generation.weights.packed.modules import PackedEmbedding, PackedModule
 from frameworks.pytorch.generation.weights.packed.weight import PackedWeight, WeightSource, dense
 from frameworks.pytorch.lean_imports import import_shape_kernels
@@ -21,7 +22,8 @@ _WEIGHT = ".weight"
 def build_causal_model(folder: Path, source: WeightSource, dtype: str, device: Device) -> Any:
     """Build the model of a folder's config.json with the weights of `source`, in eval mode on `device`.
 
-    On a CPU packed weights stay packed. For other devices they are dequantized to `dtype`, one after the other.
+    On a CPU, and on a device with kernels for them, packed weights of linear layers stay packed. Others are dequantized
+    to `dtype`, one after the other.
     Raises InvalidModel for missing weights and wrong shapes, OutOfMemory.
     """
     try:
@@ -66,6 +68,7 @@ class _Builder:
         self._source = source
         self._dtype = dtype
         self._device = device
+        self._has_kernels = device_kernels.are_available(device)
         self._is_tied = bool(model.config.get_text_config().tie_word_embeddings)
 
     def fill(self) -> None:
@@ -99,7 +102,10 @@ class _Builder:
 
     def _packed(self, name: str, module: torch.nn.Module) -> PackedWeight | None:
         """Return the packed weight of a module that can hold one on this device."""
-        if self._device.type != "cpu" or not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            return None
+        # Rows of a packed table are read by the CPU.
+        if self._device.type != "cpu" and not (isinstance(module, torch.nn.Linear) and self._has_kernels):
             return None
         packed = self._source.packed(name)
         if packed is not None:
