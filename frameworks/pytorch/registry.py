@@ -135,6 +135,8 @@ class TorchRegistry:
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
+            if device.kind == "cuda":
+                device_kernels.keep_code_in(self._copies.cache_dir / "triton")
             draft = None
             if entry.draft_model is not None:
                 draft_files = self._read_draft(files, device.kind)

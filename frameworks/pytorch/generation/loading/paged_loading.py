@@ -92,6 +92,12 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
     graphs = graphs_of(torch_device) if has_kernels else None
     note, graph_bytes = None, 0
+    if torch_device.type == "cuda" and not has_kernels:
+        reason = device_kernels.unavailable_because(torch_device)
+        log.warning(
+            "steps run without the kernels for this device, which takes longer", model=entry.name, reason=reason
+        )
+        note = f"none: {reason}"
     if graphs is not None:
         max_blocks = -(-max_context_tokens // BLOCK_TOKENS)
         steps = GraphSteps(decoder, graphs, torch_device, load.performance.max_sequences, max_blocks)
