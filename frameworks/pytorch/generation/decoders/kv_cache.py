@@ -71,7 +71,7 @@ class KeyValueCache:
         """`is_transposed`: whether keys are; None: as the device has them. Raises RuntimeError without memory."""
         self.shape = shape
         self.blocks = blocks
-        self._device = device
+        self.device = device
         self._is_transposed = device.type == "cpu" if is_transposed is None else is_transposed
         sizes = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
         self._tensor = (
@@ -101,7 +101,7 @@ class KeyValueCache:
         if self._is_transposed:
             return CacheSlots(torch.from_numpy(of_blocks), torch.from_numpy(in_blocks))
         rows = (of_blocks[:, None] * self.shape.heads + self._heads) * BLOCK_TOKENS + in_blocks[:, None]
-        return CacheSlots(rows=torch.from_numpy(rows.reshape(-1)).to(self._device, non_blocking=True))
+        return CacheSlots(rows=torch.from_numpy(rows.reshape(-1)).to(self.device, non_blocking=True))
 
     def write(self, layer: int, slots: CacheSlots, states: torch.Tensor) -> None:
         """Write keys and values of a layer. `states`: [tokens, 2 * heads, head size], the keys first."""

@@ -1,5 +1,6 @@
 """The contract of the engine with the runner of a step, and the runner with paged attention."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -9,6 +10,14 @@ from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.scheduling.steps.sequence import StepPart, StepPlan
+
+_NO_GUARD = nullcontext()
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Launch kernels on this device within the block: Triton does so on the current one, and models have several."""
+    guard: AbstractContextManager[None] = torch.cuda.device(device) if device.type == "cuda" else _NO_GUARD
+    return guard
 
 
 class StepRunner(Protocol):
@@ -70,9 +79,10 @@ class PagedRunner:
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
         """Compute the parts of a plan; return logits [sum of num_logits, vocabulary]."""
         step = self.step  # another thread sets it when its code has been compiled
-        if step is None or not step.computes(parts):
-            return self.compute_by_layers(parts)
-        return step.logits(parts)
+        with current(self.cache.device):
+            if step is None or not step.computes(parts):
+                return self.compute_by_layers(parts)
+            return step.logits(parts)
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
         """As `compute`, by the decoder's own layers: logits [sum of num_logits, vocabulary]."""

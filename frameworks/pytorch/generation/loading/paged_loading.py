@@ -19,7 +19,7 @@ from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, graphs_of
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, is_llama
-from frameworks.pytorch.generation.decoders.runner import PagedRunner
+from frameworks.pytorch.generation.decoders.runner import PagedRunner, current
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.pytorch.generation.decoders.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
@@ -126,7 +126,8 @@ def _capture(name: str, runner: PagedRunner, steps: GraphSteps) -> tuple[str, in
     bytes.
     """
     try:
-        steps.capture()
+        with current(runner.cache.device):
+            steps.capture()
     except RuntimeError as error:
         reason, _, _ = str(error).partition("\n")
         log.warning("decode steps run without graphs", model=name, reason=reason)

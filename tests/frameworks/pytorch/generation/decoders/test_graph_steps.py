@@ -1,6 +1,7 @@
 """Decode steps by graphs: the logits of a step without one, on the same tensors in every replay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, buckets_of
+from frameworks.pytorch.generation.decoders.runner import current
 from tests.frameworks.pytorch.generation.parts import part_of
 
 CPU = torch.device("cpu")
@@ -123,3 +125,20 @@ def test_steps_with_adapters_have_no_graph() -> None:
         | {"adapter_id": 3}
     )
     assert not graphs.computes([part])
+
+
+def test_kernels_are_launched_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, which is that of another model where two share a process."""
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def device(wanted: torch.device) -> Iterator[None]:
+        entered.append(wanted)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    second = torch.device("cuda", 1)
+    with current(second), current(CPU):
+        assert entered == [second]
+    assert not entered
