@@ -127,7 +127,7 @@ def test_steps_with_adapters_have_no_graph() -> None:
     assert not graphs.computes([part])
 
 
-def test_kernels_are_launched_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_launched_on_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton launches on the current device, which is that of another model where two share a process."""
     entered: list[torch.device] = []
 
