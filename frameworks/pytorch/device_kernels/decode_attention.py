@@ -13,7 +13,7 @@ import triton.language as tl
 
 from frameworks.pytorch.device_kernels.launching import dot_dtype, dot_rows
 
-# A split is worth its sum from about this number of blocks on; with fewer the splits of a program have no work.
+# The last split reads the outputs of all, alone: more of them would delay it.
 _MAX_SPLITS = 32
 # Programs that each processor of the device is given, so that it has loads in flight while others compute.
 _PROGRAMS_PER_PROCESSOR = 2

@@ -58,24 +58,14 @@ class BlockAttention:
         cached = self._cache.shape.dtype
         if query.dtype != cached:
             return self(layer, query.to(cached), key_value.to(cached), window, scale, softcap).to(query.dtype)
-        attend = self._by_products if self.device is None else self._by_kernels
-        return attend(layer, query, key_value, window, self._scale if scale is None else scale, softcap)
-
-    def _by_kernels(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key_value: torch.Tensor,
-        window: int | None,
-        scale: float,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        assert self.device is not None
+        scale = self._scale if scale is None else scale
+        if self.device is None:
+            return self._by_matmuls(layer, query, key_value, window, scale, softcap)
         assert self.layout is not None
         self.device.write(layer, self.layout, key_value)
         return self.device.attend(layer, self.layout, query, self.device.scores(scale, window, softcap))
 
-    def _by_products(
+    def _by_matmuls(
         self,
         layer: int,
         query: torch.Tensor,

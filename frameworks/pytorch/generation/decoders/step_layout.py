@@ -16,7 +16,7 @@ from frameworks.pytorch.generation.decoders.kv_cache import (
     causal_mask,
     masked_bias,
 )
-from frameworks.pytorch.generation.decoders.step_tables import StepTables, logit_rows_of, make_tables
+from frameworks.pytorch.generation.decoders.step_tables import StepTables, logit_rows_of, make_tables, rows_of
 from frameworks.pytorch.generation.weights.linear import padded_rows
 from frameworks.scheduling.steps.sequence import StepPart
 
@@ -151,15 +151,7 @@ class LayoutMaker:
         if self.makes_tables:
             return self._with_tables(parts)
         num_decodes = sum(part.num_tokens == 1 for part in parts)
-        token_ids: list[int] = []
-        positions: list[int] = []
-        blocks: list[int] = []
-        for part in parts:
-            of_part = range(part.start, part.start + part.num_tokens)
-            token_ids += part.token_ids
-            positions += of_part
-            own = part.sequence.blocks
-            blocks += [own[position // BLOCK_TOKENS] for position in of_part]
+        token_ids, positions, blocks = rows_of(parts)
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
         logit_rows = logit_rows_of(parts, ends)
         return StepLayout(

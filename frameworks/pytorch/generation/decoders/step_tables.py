@@ -46,15 +46,7 @@ def make_tables(parts: list[StepPart], device: torch.device) -> StepTables:
     """Return the tables of a step. `parts`: decodes first."""
     decodes = [part for part in parts if part.num_tokens == 1]
     prefills = parts[len(decodes) :]
-    token_ids: list[int] = []
-    positions: list[int] = []
-    blocks: list[int] = []
-    for part in parts:
-        of_part = range(part.start, part.start + part.num_tokens)
-        token_ids += part.token_ids
-        positions += of_part
-        own = part.sequence.blocks
-        blocks += [own[position // BLOCK_TOKENS] for position in of_part]
+    token_ids, positions, blocks = rows_of(parts)
     ends = list(itertools.accumulate(part.num_tokens for part in parts))
     logit_rows = logit_rows_of(parts, ends)
     counts = [part.num_tokens for part in prefills]
@@ -73,6 +65,20 @@ def make_tables(parts: list[StepPart], device: torch.device) -> StepTables:
         of_parts = PrefillTables(views[6], views[7], views[8], views[10].view(prefill_table.shape), max(counts))
     table, most_blocks = views[9].view(decode_table.shape), decode_table.shape[1]
     return StepTables(views[0], views[1], views[2], views[3], views[4], views[5], table, most_blocks, of_parts)
+
+
+def rows_of(parts: Sequence[StepPart]) -> tuple[list[int], list[int], list[int]]:
+    """Return the token id and the position of each row, and the block that it is written to."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    blocks: list[int] = []
+    for part in parts:
+        of_part = range(part.start, part.start + part.num_tokens)
+        token_ids += part.token_ids
+        positions += of_part
+        own = part.sequence.blocks
+        blocks += [own[position // BLOCK_TOKENS] for position in of_part]
+    return token_ids, positions, blocks
 
 
 def logit_rows_of(parts: list[StepPart], ends: list[int]) -> list[int]:
