@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.server import free_port
-from tests.e2e.walks import PAGE, configuration, counted, listed
+from tests.e2e.walks import PAGE, configuration, counted, is_queued_image, listed
 from tests.support.keyring import make_key, write_keys
 
 # Calls and files. Later versions than Python 3.11 have no calls for comprehensions. A chat stream of 8 tokens and an
@@ -16,7 +16,6 @@ from tests.support.keyring import make_key, write_keys
 BOUNDS = {"tensor": (55, 18), "key": (62, 21), "chat": (1200, 71), "image": (120, 32)}
 QUEUED_BOUNDS = (250, 46)
 """Of an image whose run takes a slow or busy CPU longer than `inline.LIGHT_S`: a thread runs it."""
-_QUEUE = "frameworks/scheduling/batch/queue.py"
 _WHEN_SLOW = "app/http/disconnects.py"
 """Passed by a request of which the server watches the connection, as it takes long."""
 _COMPILED = "frameworks/pytorch/"
@@ -34,7 +33,8 @@ def test_request_passes_bounded_calls_and_files(tmp_path: Path) -> None:
             continue
         different = files.symmetric_difference(found[case]["walk"])
         different -= {_WHEN_SLOW}
-        assert {each for each in different if not each.startswith(_COMPILED)} == set(), "run: python -m tests.e2e.walks"
+        different = {each for each in different if not each.startswith(_COMPILED)}
+        assert not different, f"{case}: {sorted(different)} differ from the page; run: python -m tests.e2e.walks"
 
 
 @pytest.mark.extended
@@ -44,11 +44,6 @@ def test_request_with_key_passes_bounded_calls(tmp_path: Path) -> None:
     found = counted(configuration(tmp_path, port, with_keys=True), port, key.text)
     assert list(found) == ["key"]
     assert_bounded(found)
-
-
-def is_queued_image(case: str, found: dict[str, Any]) -> bool:
-    """Whether a thread ran the image: the page shows the walk of one that runs on the event loop."""
-    return case == "image" and _QUEUE in found["walk"]
 
 
 def assert_bounded(found: dict[str, Any]) -> None:

@@ -1,6 +1,10 @@
 """The clocks and bounds of HTTP connections: how many there are, and how long each may wait for its client."""
 
 import asyncio
+import fcntl
+import socket
+import sys
+import termios
 from collections import Counter
 from dataclasses import dataclass
 
@@ -25,6 +29,8 @@ STALL_S = 30.0
 """Seconds between two checks of a reader that is behind."""
 LEAST_READ_BYTES = 16 * 1024
 """A reader that is behind and takes no more than this in STALL_S loses its connection: unread bytes take memory."""
+_SO_NWRITE = 0x1024
+"""Socket option of macOS: bytes that are not sent yet (sys/socket.h)."""
 
 MAX_CONNECTIONS, HEADER, BODY, IDLE, READER = "max_connections", "header_timeout", "body_timeout", "idle", "slow_reader"
 TLS_HANDSHAKE = "tls_handshake"
@@ -158,7 +164,8 @@ class ClockedProtocol(HttpToolsProtocol):
     _timed: object = None
     # Bytes of the body that had arrived when its clock was started.
     _counted_bytes = 0
-    # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
+    # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection:
+    # those of the transport and those of the kernel.
     _unread_bytes = 0
     _stall_timer: asyncio.TimerHandle | None = None
     # The count of those bytes.
@@ -277,11 +284,12 @@ class ClockedProtocol(HttpToolsProtocol):
     def watch_reader(self) -> None:
         """From now on the reader has to take bytes, or the connection is closed with what is unread."""
         self.forget_reader()
-        self._unread_bytes = self.transport.get_write_buffer_size()
-        if self._unread_bytes:
+        buffered_bytes = self.transport.get_write_buffer_size()
+        if buffered_bytes:
             own = None if self.cycle is None else self.cycle.unread_limit
             self._unread_hold = (own or self.limits.byte_limit).hold()
-            self._unread_hold.add(self._unread_bytes)
+            self._unread_hold.add(buffered_bytes)
+            self._unread_bytes = buffered_bytes + _kernel_bytes(self.transport)
             self._stall_timer = self.loop.call_later(STALL_S, self._abort_if_stalled)
 
     def forget_reader(self) -> None:
@@ -294,8 +302,24 @@ class ClockedProtocol(HttpToolsProtocol):
             self._unread_hold = None
 
     def _abort_if_stalled(self) -> None:
-        if self.transport.get_write_buffer_size() + LEAST_READ_BYTES > self._unread_bytes:
+        unread_bytes = self.transport.get_write_buffer_size() + _kernel_bytes(self.transport)
+        if unread_bytes + LEAST_READ_BYTES > self._unread_bytes:
             self.limits.closed[READER] += 1
             self.transport.abort()
         else:
             self.watch_reader()
+
+
+def _kernel_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes in the send buffer of a socket that its peer has not acknowledged.
+
+    The kernel takes more from the transport only when a third of that buffer is free: a reader that takes a
+    megabyte in a minute may leave the transport with as much to send as before.
+    """
+    sock = transport.get_extra_info("socket")
+    try:
+        if sys.platform == "darwin":
+            return int(sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE))
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # the connection has ended
+        return 0

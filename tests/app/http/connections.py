@@ -23,6 +23,8 @@ from tests.support.loops import HANGS_AFTER_S, pass_time, settle, soon
 IDLE_S = HANGS_AFTER_S
 MAX_BYTES = 2_000_000
 LEAD_BYTES = 3
+SEND_BUFFERS_BYTES = (4096, 300_000)
+"""Of the kernel for a connection. From one of the larger size, the kernel asks for more when 100,000 bytes are read."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -9,8 +9,17 @@ import pytest
 
 from app.http.listener import clocks
 from app.http.listener.clocks import LEAST_READ_BYTES, STALL_S
-from tests.app.http.connections import IDLE_S, Quick, answer_of, check_idle_time, connected, exchange, request
-from tests.support.loops import in_loop, pass_time, settle, soon
+from tests.app.http.connections import (
+    IDLE_S,
+    SEND_BUFFERS_BYTES,
+    Quick,
+    answer_of,
+    check_idle_time,
+    connected,
+    exchange,
+    request,
+)
+from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon
 
 
 class TestIdle:
@@ -125,7 +134,9 @@ class TestSlowReaders:
             assert len(await read_rest(reader)) < size
 
     @in_loop
-    async def test_steady_reader_gets_whole_response(self) -> None:
+    @pytest.mark.parametrize("system_bytes", SEND_BUFFERS_BYTES)
+    async def test_steady_reader_gets_whole_response(self, system_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Quick, "system_bytes", system_bytes)
         size = 700_000
         async with unread() as reader:
             loop = asyncio.get_running_loop()
@@ -133,7 +144,9 @@ class TestSlowReaders:
             received = b""
             stall_checks = 0
             while not received.endswith(b"x" * 10) or len(received) < size:
-                received += await loop.sock_recv(reader, 5000)
+                part = await asyncio.wait_for(loop.sock_recv(reader, 5000), HANGS_AFTER_S)
+                assert part, f"closed after {len(received)} bytes: {Quick.limits.closed}"
+                received += part
                 if len(received) > (stall_checks + 1) * 100_000:
                     stall_checks += 1
                     pass_time(STALL_S)

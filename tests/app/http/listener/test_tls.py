@@ -17,7 +17,7 @@ from app.config.tls_files import TlsFiles
 from app.http.listener.clocks import LEAST_READ_BYTES, MAX_CONNECTIONS, READER, STALL_S, TLS_HANDSHAKE, ConnectionBounds
 from app.http.listener.clocks import Connections as Limits
 from app.http.listener.tls import TlsConnection, tls_protocol
-from tests.app.http.connections import IDLE_S, Quick, app, request
+from tests.app.http.connections import IDLE_S, SEND_BUFFERS_BYTES, Quick, app, request
 from tests.support.certificates import Authority, server_pair
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon
 
@@ -259,7 +259,11 @@ class TestSlowReaders:
             assert limits.byte_limit.held_bytes == 0
 
     @in_loop
-    async def test_steady_reader_gets_whole_response(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("system_bytes", SEND_BUFFERS_BYTES)
+    async def test_steady_reader_gets_whole_response(
+        self, tmp_path: Path, system_bytes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Quick, "system_bytes", system_bytes)
         size = 700_000
         async with served(tmp_path) as (limits, address, _), client_of(address, 4096) as client:
             await client.shake_hands()
@@ -267,7 +271,9 @@ class TestSlowReaders:
             received = b""
             checks = 0
             while len(received) < size or not received.endswith(b"x" * 10):
-                received += await client.read()
+                part = await client.read()
+                assert part, f"closed after {len(received)} bytes: {limits.closed}"
+                received += part
                 if len(received) > (checks + 1) * 100_000:
                     checks += 1
                     pass_time(STALL_S)
