@@ -17,7 +17,7 @@ class SimulatedGraphs:
         self.num_replays = 0
         self.size_bytes = 0
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         """As Graphs.capture."""
         compute()
         with recording(self._device) as recorded:
@@ -32,4 +32,4 @@ class SimulatedGraphs:
             assert again.launches == launches, "a graph would launch something else"
             return result.copy_(other)
 
-        return replay
+        return replay, result

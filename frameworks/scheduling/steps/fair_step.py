@@ -73,7 +73,7 @@ class FairStep:
             tenant.held_blocks += len(sequence.blocks)
             if sequence.num_uncomputed_tokens == 1:
                 tenant.next.append(sequence)
-            else:
+            elif sequence.num_uncomputed_tokens:
                 tenant.is_prefilling = True
                 prompts.append(sequence)
         for sequence in prompts:
@@ -132,7 +132,7 @@ class FairStep:
             sequence = tenant.queue.waiting.take()
             if sequence is None:
                 return None
-            if not self._plan.can_score(sequence):
+            if sequence.is_unread or not self._plan.can_score(sequence):
                 tenant.deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)

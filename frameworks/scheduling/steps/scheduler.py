@@ -82,7 +82,7 @@ class StepScheduler:
         self._queues.forget(sequence)
 
     def plan(self, held: Collection[str] = ()) -> StepPlan:
-        """Plan the next step. The plan is empty only if there is no sequence.
+        """Plan the next step. The plan is empty only if there is no sequence, or the host has to read tokens first.
 
         `held`: names of tenants that are left out if others have work.
         """
@@ -134,9 +134,9 @@ class StepScheduler:
     def advance(self, plan: StepPlan) -> None:
         """Record that the plan was executed. Of parts with proposed tokens `confirm` records it, token by token."""
         for part in plan.parts:
-            if part.proposed:
-                continue
             sequence = part.sequence
+            if part.proposed or not sequence.blocks:  # without blocks it ended while the step ran
+                continue
             sequence.num_computed_tokens += part.num_tokens
             if part.is_scored:
                 # A preempted sequence computes some of its tokens again.
@@ -200,9 +200,9 @@ class StepScheduler:
         cached_tokens = 0
         if sequence is None and len(self.running) < self._max_sequences:
             sequence = queue.waiting.first
-            if sequence is not None:
+            if sequence is not None and not sequence.is_unread:
                 cached_tokens = len(self._running.match(sequence).blocks) * self.pool.block_tokens
-        if sequence is None or sequence.num_scored < sequence.num_to_score:
+        if sequence is None or sequence.is_unread or sequence.num_scored < sequence.num_to_score:
             return 0
         return sequence.num_uncomputed_tokens - cached_tokens
 
@@ -248,7 +248,7 @@ class StepScheduler:
             sequence = queue.waiting.take()
             if sequence is None:
                 break
-            if not plan.can_score(sequence):
+            if sequence.is_unread or not plan.can_score(sequence):
                 deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)

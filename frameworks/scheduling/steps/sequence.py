@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frameworks.core.fairness import TenantShare
-from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.sequences import NO_TOKEN, SequenceRequest
 from frameworks.scheduling.steps.blocks import Chain, Copy
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
 
@@ -16,7 +16,8 @@ class Sequence:
     """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
     first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
     of a runner for the sequence, outside its blocks; it is dropped with them. `num_to_score`: tokens of the
-    prompt whose logits are requested, and `num_scored` of them were computed.
+    prompt whose logits are requested, and `num_scored` of them were computed. `unread_row`: of the tokens that the last
+    step sampled, the one that continues the text and that the host has not read; -1: the host knows all tokens.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Sequence:
         "request",
         "sequence_id",
         "token_ids",
+        "unread_row",
         "was_displaced",
     )
 
@@ -45,18 +47,39 @@ class Sequence:
         self.chain = Chain(request.cache_scope)
         self.has_begun = False
         self.was_displaced = False
+        self.unread_row = -1
         # The logits after the last token of the prompt belong to the next one.
         self.num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_ids) - 1
         self.num_scored = 0
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Number of tokens to compute before the next one can be sampled; never 0."""
+        """Number of tokens to compute before the next one can be sampled; 0 while the last one of all is unread."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the host has not read its last token. Such a sequence cannot start, as its blocks have no key yet."""
+        return self.unread_row >= 0
+
+    def expect(self, row: int) -> bool:
+        """Continue with this row of the sampled tokens. Return False, and add none, where it is the last by length."""
+        self.unread_row = row
+        if self.num_generated_tokens + 1 >= self.request.max_tokens:
+            return False
+        self.token_ids.append(NO_TOKEN)
+        return True
+
+    def receive(self, token_id: int) -> None:
+        """Continue with a sampled token, whether it was expected or not."""
+        if self.token_ids[-1] == NO_TOKEN:
+            self.token_ids.pop()
+        self.token_ids.append(token_id)
+        self.unread_row = -1
 
     def __lt__(self, other: "Sequence") -> bool:
         return (self.order, self.sequence_id) < (other.order, other.sequence_id)

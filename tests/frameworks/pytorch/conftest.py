@@ -1,9 +1,12 @@
-"""The int8 products that this CPU has."""
+"""The int8 GEMMs that this CPU has, and the interpreter of Triton's kernels."""
+
+import sys
 
 import pytest
 
 from frameworks.pytorch.int8_choice import exact_range
 from frameworks.pytorch.int8_matmul import Int8Kernel
+from tests.support.kernel_device import IS_INTERPRETED, speed_up_interpreter
 
 
 @pytest.fixture
@@ -13,3 +16,9 @@ def kernel(request: pytest.FixtureRequest) -> Int8Kernel:
     if weight_range is None:
         pytest.skip(f"no {request.param.name} product of int8 on this CPU")
     return Int8Kernel(request.param, weight_range)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fast_interpreter() -> None:
+    if IS_INTERPRETED and "triton.runtime.interpreter" in sys.modules:
+        speed_up_interpreter()

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameworks.core.progress import phase, step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
+from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, PinnedTable, SampledIds
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.decoders.step_tables import StepTables
@@ -24,15 +25,15 @@ _HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero",
 _COPIES = frozenset({"_to_copy", "copy_"})
 _SMALL_BUCKETS = (1, 2, 4)
 _BUCKET_STEP = 8
-# Token ids, positions, blocks, offsets and lengths, a row each; the block table follows.
-_ROWS = 5
+# Token ids, positions, blocks, offsets, lengths and sources, a row each; the block table follows.
+_ROWS = 6
 
 
 class Graphs(Protocol):
     """Captures what a device computes."""
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Return a function that computes it again with the same tensors, and returns the same tensor.
+    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        """Return a function that computes it again with the same tensors, and the tensor of its results.
 
         Runs it once before. Raises RuntimeError for what cannot be captured, as a wait for the device.
         """
@@ -52,7 +53,7 @@ class CudaGraphs:
         self._pool: Any = torch.cuda.graph_pool_handle()
         self.size_bytes = 0
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         """As Graphs.capture."""
         with torch.cuda.device(self._device):
             current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -68,12 +69,7 @@ class CudaGraphs:
                 result = compute()
             # The memory of the capture stays with the pool of the graphs.
             self.size_bytes += max(0, torch.cuda.memory_reserved() - reserved)
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return result
-
-        return replay
+        return graph.replay, result
 
 
 class _OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,27 +92,40 @@ class _OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class GraphSteps:
     """The decode steps of one decoder. Used by one thread."""
 
-    def __init__(self, decoder: Decoder, graphs: Graphs, device: torch.device, max_texts: int, max_blocks: int) -> None:
-        """`max_texts`: of a step. `max_blocks`: of a text. Its attention reads StepLayout.tables."""
+    def __init__(
+        self, decoder: Decoder, graphs: Graphs, queue: DeviceQueue, sampled: SampledIds, max_blocks: int
+    ) -> None:
+        """`sampled`: has an id for each text of a step. `max_blocks`: of a text. The decoder's attention reads
+        StepLayout.tables.
+        """
         self._decoder = decoder
         self._graphs = graphs
-        self._tables = _DecodeTables(device, max_texts, max_blocks)
+        self._queue = queue
+        self._sampled = sampled
+        max_texts = len(sampled.ids)
+        self._tables = _DecodeTables(sampled.ids.device, max_texts, max_blocks, queue)
         self._buckets = buckets_of(max_texts)
-        self._replays: dict[int, Callable[[], torch.Tensor]] = {}
+        self._results: dict[int, torch.Tensor] = {}
+        self._replays: dict[int, Callable[[], object]] = {}
 
     def capture(self) -> None:
         """Capture the graphs of all buckets. Raises RuntimeError where a step cannot be captured."""
         phase("capturing graphs", len(self._buckets), "graphs")
         self._tables.fill(1, [])
         with torch.inference_mode(), _OnDevice():  # type: ignore[no-untyped-call]
-            self._decoder.logits(self._tables.layout(1))
+            self._compute(self._tables.layout(1))
         # The largest first: the others fit its memory.
         for texts in reversed(self._buckets):
             layout = self._tables.layout(texts)
             self._tables.fill(texts, [])
             with torch.inference_mode():
-                self._replays[texts] = self._graphs.capture(partial(self._decoder.logits, layout))
+                self._replays[texts], self._results[texts] = self._graphs.capture(partial(self._compute, layout))
             step()
+
+    def _compute(self, layout: StepLayout) -> torch.Tensor:
+        assert layout.tables is not None
+        self._sampled.fill_in(layout.token_ids, layout.tables.sources)
+        return self._decoder.logits(layout)
 
     @property
     def size_bytes(self) -> int:
@@ -141,7 +150,8 @@ class GraphSteps:
         """Compute a step of decodes; return logits [parts, vocabulary], valid until the next step."""
         texts = next(each for each in self._buckets if each >= len(parts))
         self._tables.fill(texts, parts)
-        return self._replays[texts]()[: len(parts)]
+        self._queue.run(self._replays[texts])
+        return self._results[texts][: len(parts)]
 
 
 def graphs_of(device: torch.device) -> Graphs | None:
@@ -158,26 +168,22 @@ def buckets_of(max_texts: int) -> list[int]:
 class _DecodeTables:
     """The numbers of a step, in pinned memory and on the device. All buckets use the same buffers."""
 
-    def __init__(self, device: torch.device, max_texts: int, max_blocks: int) -> None:
-        size = (_ROWS + max_blocks) * max_texts
+    def __init__(self, device: torch.device, max_texts: int, max_blocks: int, queue: DeviceQueue) -> None:
         self._max_blocks = max_blocks
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._numbers = self._host.numpy()
-        self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._copied: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._table = PinnedTable(((_ROWS + max_blocks) * max_texts,), torch.int32, device, queue)
+        self._numbers = self._table.host.numpy()
 
     @property
     def size_bytes(self) -> int:
-        return self._on_device.nbytes
+        return self._table.device.nbytes
 
     def layout(self, texts: int) -> StepLayout:
         """Return the layout of all steps of so many texts."""
-        rows = self._on_device[: _ROWS * texts].view(_ROWS, texts)
+        values = self._table.device
+        rows = values[: _ROWS * texts].view(_ROWS, texts)
         # Transposed, so that the blocks in use are together, and one copy brings them.
-        table = self._on_device[_ROWS * texts : (_ROWS + self._max_blocks) * texts].view(-1, texts).t()
-        token_ids, positions, blocks, offsets, lengths = rows.unbind()
+        table = values[_ROWS * texts : (_ROWS + self._max_blocks) * texts].view(-1, texts).t()
+        token_ids, positions, blocks, offsets, lengths, sources = rows.unbind()
         order = torch.arange(texts, dtype=torch.int32, device=rows.device)
         return StepLayout(
             token_ids=token_ids,
@@ -193,6 +199,7 @@ class _DecodeTables:
                 offsets,
                 order,
                 lengths,
+                sources,
                 table,
                 most_blocks=self._max_blocks,
                 prefills=None,
@@ -201,23 +208,20 @@ class _DecodeTables:
 
     def fill(self, texts: int, parts: Sequence[StepPart]) -> None:
         """Copy the numbers of a step of decodes. Rows behind them have no token and no block."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._table.wait()
         starts = np.array([part.start for part in parts], dtype=np.int32)
         rows = self._numbers[: _ROWS * texts].reshape(_ROWS, texts)
         rows[:] = 0
-        rows[2] = -1
+        rows[2] = rows[5] = -1
         if parts:
             own = rows[:, : len(parts)]
             own[0] = [part.token_ids[0] for part in parts]
             own[1], own[3], own[4] = starts, starts % BLOCK_TOKENS, starts + 1
             own[2] = [part.sequence.blocks[part.start // BLOCK_TOKENS] for part in parts]
+            own[5] = [part.sequence.unread_row for part in parts]
         ends = starts // BLOCK_TOKENS + 1
         used = int(ends.max(initial=0))
         table = self._numbers[_ROWS * texts : (_ROWS + used) * texts].reshape(used, texts)
         for column, (part, end) in enumerate(zip(parts, ends.tolist(), strict=True)):
             table[:end, column] = part.sequence.blocks[:end]
-        size = (_ROWS + used) * texts
-        self._on_device[:size].copy_(self._host[:size], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        self._table.send((_ROWS + used) * texts)

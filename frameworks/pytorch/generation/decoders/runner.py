@@ -1,23 +1,15 @@
 """The contract of the engine with the runner of a step, and the runner with paged attention."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.decoder import Decoder
+from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, SampledIds, current
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.scheduling.steps.sequence import StepPart, StepPlan
-
-_NO_GUARD = nullcontext()
-
-
-def current(device: torch.device) -> AbstractContextManager[None]:
-    """Launch kernels on this device within the block: Triton does so on the current one, and models have several."""
-    guard: AbstractContextManager[None] = torch.cuda.device(device) if device.type == "cuda" else _NO_GUARD
-    return guard
 
 
 class StepRunner(Protocol):
@@ -55,11 +47,15 @@ class PagedRunner:
         layouts: LayoutMaker,
         adapters: AdapterSet,
         step: "StepComputer | None" = None,
+        queue: DeviceQueue | None = None,
+        sampled: SampledIds | None = None,
     ) -> None:
-        """`step`: computes steps of the decoder, where it can."""
+        """`step`: computes steps of the decoder, where it can. `queue`, `sampled`: of a device with kernels."""
         self.decoder = decoder
         self.cache = cache
         self.step = step
+        self.queue = queue
+        self.sampled = sampled
         self._layouts = layouts
         self._adapters = adapters
 
@@ -70,6 +66,7 @@ class PagedRunner:
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """As StepRunner.logits, [sum of num_logits, vocabulary]."""
         if plan.copies:
+            self._catch_up()
             self.cache.copy(plan.copies)
         if not self._layouts.makes_tables:
             # The device's kernels read no token that is not written.
@@ -86,6 +83,11 @@ class PagedRunner:
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
         """As `compute`, by the decoder's own layers: logits [sum of num_logits, vocabulary]."""
+        self._catch_up()
         layout = self._layouts.make(parts)
         with self._adapters.in_step(parts, layout):
             return self.decoder.logits(layout)
+
+    def _catch_up(self) -> None:
+        if self.queue is not None:
+            self.queue.catch_up()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from frameworks.pytorch.generation.decoders.device_queue import SampledIds
 from frameworks.pytorch.generation.decoders.kv_cache import (
     BLOCK_TOKENS,
     CacheSlots,
@@ -137,10 +138,17 @@ class LayoutMaker:
     """Makes the layout of each step."""
 
     def __init__(
-        self, cache: KeyValueCache, queries_per_head: int, device: torch.device, *, makes_tables: bool = False
+        self,
+        cache: KeyValueCache,
+        queries_per_head: int,
+        device: torch.device,
+        *,
+        makes_tables: bool = False,
+        sampled: SampledIds | None = None,
     ) -> None:
-        """`makes_tables`: for the device's kernels."""
+        """`makes_tables`: for the device's kernels. `sampled`: ids that the host has not read; None: it reads all."""
         self.makes_tables = makes_tables
+        self._sampled = sampled
         self._cache = cache
         self._shape = cache.shape
         self._queries_per_head = queries_per_head
@@ -178,6 +186,8 @@ class LayoutMaker:
 
     def _with_tables(self, parts: list[StepPart]) -> StepLayout:
         tables = make_tables(parts, self._device)
+        if self._sampled is not None and any(part.sequence.is_unread for part in parts):
+            self._sampled.fill_in(tables.token_ids, tables.sources)
         return StepLayout(
             token_ids=tables.token_ids,
             positions=tables.positions,

@@ -28,7 +28,8 @@ class PrefillTables:
 class StepTables:
     """Of a step. `token_ids`, `positions`, `blocks`, `offsets`: int32 [rows], what each row is, and the block that it
     is written to with its position there. `logit_rows`: int32 [logits]. `lengths`: int32 [decodes], tokens of each
-    sequence with its own. `table`: int32 [decodes, blocks]. `most_blocks`: of a decode. `prefills`: None without any.
+    sequence with its own. `sources`: int32 [decodes], the row of the sampled ids that has the token; -1: `token_ids`
+    has it. `table`: int32 [decodes, blocks]. `most_blocks`: of a decode. `prefills`: None without any.
     """
 
     token_ids: torch.Tensor
@@ -37,6 +38,7 @@ class StepTables:
     offsets: torch.Tensor
     logit_rows: torch.Tensor
     lengths: torch.Tensor
+    sources: torch.Tensor
     table: torch.Tensor
     most_blocks: int
     prefills: PrefillTables | None
@@ -54,7 +56,8 @@ def make_tables(parts: list[StepPart], device: torch.device) -> StepTables:
     decode_table, prefill_table = _table(decodes), _table(prefills)
     columns: list[Sequence[int]] = [
         *(token_ids, positions, blocks, [position % BLOCK_TOKENS for position in positions], logit_rows),
-        *([part.start + 1 for part in decodes], firsts, counts, [part.start for part in prefills]),
+        *([part.start + 1 for part in decodes], [part.sequence.unread_row for part in decodes]),
+        *(firsts, counts, [part.start for part in prefills]),
     ]
     arrays = [np.asarray(each, dtype=np.int32) for each in columns]
     arrays += [decode_table.reshape(-1), prefill_table.reshape(-1)]
@@ -62,9 +65,11 @@ def make_tables(parts: list[StepPart], device: torch.device) -> StepTables:
     views = torch.split(joined, [len(each) for each in arrays])
     of_parts: PrefillTables | None = None
     if prefills:
-        of_parts = PrefillTables(views[6], views[7], views[8], views[10].view(prefill_table.shape), max(counts))
-    table, most_blocks = views[9].view(decode_table.shape), decode_table.shape[1]
-    return StepTables(views[0], views[1], views[2], views[3], views[4], views[5], table, most_blocks, of_parts)
+        of_parts = PrefillTables(views[7], views[8], views[9], views[11].view(prefill_table.shape), max(counts))
+    table, most_blocks = views[10].view(decode_table.shape), decode_table.shape[1]
+    return StepTables(
+        views[0], views[1], views[2], views[3], views[4], views[5], views[6], table, most_blocks, of_parts
+    )
 
 
 def rows_of(parts: Sequence[StepPart]) -> tuple[list[int], list[int], list[int]]:

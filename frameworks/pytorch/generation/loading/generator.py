@@ -20,7 +20,8 @@ from frameworks.pytorch.generation.sampling.sampler import Sampler
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.speculation.drafting import DraftProposer
 from frameworks.pytorch.generation.speculation.speculating import Speculation
-from frameworks.pytorch.generation.step.engine import EngineParts, GeneratingModel
+from frameworks.pytorch.generation.step.engine import GeneratingModel
+from frameworks.pytorch.generation.step.parts import EngineParts
 from frameworks.pytorch.generation.step.shape import NotPaged, read_limits
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.quantization.texts import HELD_OUT_TEXT
@@ -64,6 +65,7 @@ def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> G
         splits_prompts=served.splits_prompts,
         max_scored_tokens=max_scored_tokens(vocabulary_size),
     )
+    speculation = _speculation(entry, served, scheduler, drafting, vocabulary_size)
     parts = EngineParts(
         served.runner,
         scheduler,
@@ -71,7 +73,9 @@ def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> G
         TokenMasks(tokenizer.pretrained.backend_tokenizer, vocabulary_size, spec.generation.eos_token_ids),
         tokenizer,
         served.adapters,
-        _speculation(entry, served, scheduler, drafting, vocabulary_size),
+        speculation,
+        # Tokens are proposed after those that the host knows.
+        served.device_sampler if speculation is None else None,
     )
     switches = [each.switch for each in (served, drafting) if each is not None and each.switch is not None]
     loaded = GeneratingModel(parts, spec, performance.intra_op_threads, switches)

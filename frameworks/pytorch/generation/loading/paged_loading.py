@@ -1,7 +1,7 @@
 """Load a model for paged attention, and check its logits against transformers' own."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import torch
@@ -15,16 +15,18 @@ from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.device_attention import DeviceAttention
+from frameworks.pytorch.generation.decoders.device_queue import SampledIds, current, queue_of
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, graphs_of
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, is_llama
-from frameworks.pytorch.generation.decoders.runner import PagedRunner, current
+from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.pytorch.generation.decoders.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
+from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch, SwitchParts
 from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
@@ -64,7 +66,9 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
     code = None if has_kernels else needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
-    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, torch_device, makes_tables=has_kernels)
+    sampled = SampledIds(torch_device, load.performance.max_sequences) if has_kernels else None
+    queries_per_head = shape.query_heads // cache.shape.heads
+    layouts = LayoutMaker(cache, queries_per_head, torch_device, makes_tables=has_kernels, sampled=sampled)
     with working("quantize") if load.bits is not None else nullcontext():
         phase("layers", len(linear_weights(model)) + len(packed_modules(model)), "layers")
         attention = BlockAttention(
@@ -80,7 +84,9 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     adapters = AdapterSet(
         decoder, torch_device, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
     )
-    runner = PagedRunner(decoder, cache, layouts, adapters, step)
+    runner = PagedRunner(
+        decoder, cache, layouts, adapters, step, None if sampled is None else queue_of(torch_device), sampled
+    )
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
     packed_tolerance = _PACKED_TOLERANCE if load.source is not None or load.bits is not None else 0.0
@@ -90,18 +96,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     else:
         reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
-    graphs = graphs_of(torch_device) if has_kernels else None
-    note, graph_bytes = None, 0
-    if torch_device.type == "cuda" and not has_kernels:
-        reason = device_kernels.unavailable_because(torch_device)
-        log.warning(
-            "steps run without the kernels for this device, which takes longer", model=entry.name, reason=reason
-        )
-        note = f"none: {reason}"
-    if graphs is not None:
-        max_blocks = -(-max_context_tokens // BLOCK_TOKENS)
-        steps = GraphSteps(decoder, graphs, torch_device, load.performance.max_sequences, max_blocks)
-        note, graph_bytes = _capture(entry.name, runner, steps)
+    given = _given_to_device(load, runner, shape.vocabulary_size, max_context_tokens)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None and not has_kernels
     switched = SwitchParts(
@@ -111,30 +106,51 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         runner,
         pool,
         max_context_tokens,
-        maker.held_bytes + table_bytes + cache.size_bytes + graph_bytes,
+        maker.held_bytes + table_bytes + cache.size_bytes + given.size_bytes,
         report,
         adapters,
         products=maker.products,
         dtype=dtype,
         switch=None if code is None else KernelSwitch(switched, code),
-        graphs=note,
+        graphs=given.graphs,
+        device_sampler=given.sampler,
     )
 
 
-def _capture(name: str, runner: PagedRunner, steps: GraphSteps) -> tuple[str, int]:
-    """Let graphs compute the steps of a runner, where they can. Return what `GET /models` says of them, and their
-    bytes.
+class _Given(NamedTuple):
+    """The parts of a step that the device does by itself. `graphs`: as GenerationSpec.graphs. `sampler`: None where the
+    host samples. `size_bytes`: on the device.
     """
+
+    graphs: str | None
+    sampler: DeviceSampler | None
+    size_bytes: int
+
+
+def _given_to_device(load: GeneratorLoad, runner: PagedRunner, vocabulary_size: int, max_context_tokens: int) -> _Given:
+    """Let graphs compute the decodes of a runner, and kernels sample, where they can."""
+    name, device = load.entry.name, torch.device(load.device.id)
+    if runner.queue is None or runner.sampled is None:
+        if device.type != "cuda":
+            return _Given(None, None, 0)
+        reason = device_kernels.unavailable_because(device)
+        log.warning("steps run without the kernels for this device, which takes longer", model=name, reason=reason)
+        return _Given(f"none: {reason}", None, 0)
+    sampler = DeviceSampler(device, vocabulary_size, runner.sampled, runner.queue)
+    graphs = graphs_of(device)
+    if graphs is None:
+        return _Given(None, sampler, sampler.size_bytes)
+    steps = GraphSteps(runner.decoder, graphs, runner.queue, runner.sampled, -(-max_context_tokens // BLOCK_TOKENS))
     try:
-        with current(runner.cache.device):
+        with current(device):
             steps.capture()
     except RuntimeError as error:
         reason, _, _ = str(error).partition("\n")
         log.warning("decode steps run without graphs", model=name, reason=reason)
-        return f"none: {reason}", 0
+        return _Given(f"none: {reason}", sampler, sampler.size_bytes)
     runner.step = steps
     log.info("decode steps run as graphs", model=name, max_texts=steps.max_texts, graph_bytes=steps.size_bytes)
-    return f"up to {steps.max_texts} texts", steps.size_bytes
+    return _Given(f"up to {steps.max_texts} texts", sampler, steps.size_bytes + sampler.size_bytes)
 
 
 def _decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: LinearMaker) -> Decoder:

@@ -8,6 +8,7 @@ from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
+from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.pytorch.generation.weights.packed.building import build_causal_model
@@ -52,7 +53,8 @@ class ServedModel:
     `adapters`: None where it supports none. `splits_prompts`: whether a prompt may be computed in parts.
     `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
     `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
-    which the caller starts; None where the model waits for none. `graphs`: as GenerationSpec.graphs.
+    which the caller starts; None where the model waits for none. `graphs`: as GenerationSpec.graphs. `device_sampler`:
+    None where the host samples.
     """
 
     runner: StepRunner
@@ -67,6 +69,7 @@ class ServedModel:
     dtype: str | None = None
     switch: KernelSwitch | None = None
     graphs: str | None = None
+    device_sampler: DeviceSampler | None = None
 
 
 def load_model(load: GeneratorLoad) -> Any:

@@ -204,7 +204,7 @@ class Sampler:
         self, states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor
     ) -> list[Sampled | RoundhouseError]:
         return [
-            Sampled(token_id) if math.isfinite(maximum) else _missing_token_error(state, maximum)
+            Sampled(token_id) if math.isfinite(maximum) else missing_token_error(state, maximum)
             for state, token_id, maximum in zip(states, token_ids.tolist(), maxima.tolist(), strict=True)
         ]
 
@@ -253,7 +253,7 @@ def _force(
     return token_ids.index_copy(0, rows, values)
 
 
-def _missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:
+def missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:
     if maximum == -math.inf:
         if state.matcher is not None:
             return InvalidInput("constraint", "no token of the model's vocabulary can continue the text")

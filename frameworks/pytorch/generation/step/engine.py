@@ -2,31 +2,36 @@
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, RoundhouseError
-from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult, StepStats, TokenMatcher
-from frameworks.generation.text.tokenizer import GenerationTokenizer
+from frameworks.generation.sequences import (
+    NO_TOKEN,
+    GeneratedToken,
+    SequenceRequest,
+    StepResult,
+    StepStats,
+    TokenMatcher,
+)
 from frameworks.generation.types import AdapterSpec, Constraint, FinishReason, Sampling
 from frameworks.pytorch.device_errors import RUN_ERRORS, empty_cache, map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
-from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.sampling.prompt_scoring import PromptScorer
-from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
+from frameworks.pytorch.generation.sampling.sampler import Sampled
 from frameworks.pytorch.generation.sampling.state import SamplingState
-from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.sampling.top_k import TieCheck
-from frameworks.pytorch.generation.speculation.speculating import Speculation, states_of
+from frameworks.pytorch.generation.speculation.speculating import states_of
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
+from frameworks.pytorch.generation.step.parts import EngineParts, StepInFlight
 from frameworks.pytorch.openmp import release_threads
-from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial, QuantizationReport
 
@@ -34,19 +39,7 @@ from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial, Quantiza
 _WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
 _WARM_UP_TOKENS = 3
 _NO_STATS = StepStats()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """The components of a generating model. `speculation`: None where no tokens are proposed."""
-
-    runner: StepRunner
-    scheduler: StepScheduler
-    sampler: Sampler
-    masks: TokenMasks
-    tokenizer: GenerationTokenizer
-    adapters: AdapterSet | None
-    speculation: Speculation | None = None
+Computed = TypeVar("Computed")
 
 
 class GeneratingModel:
@@ -68,6 +61,8 @@ class GeneratingModel:
         self._intra_op_threads = intra_op_threads
         self._sequences: dict[int, tuple[Sequence, SamplingState]] = {}
         self._failed: list[tuple[int, Exception]] = []
+        self._in_flight: StepInFlight | None = None
+        self._last_read_s = 0.0
         assert spec.generation is not None
         self._scorer = PromptScorer(self._device, spec.generation.vocabulary_size)
 
@@ -141,34 +136,27 @@ class GeneratingModel:
                 self._open_parts.speculation.forget(sequence_id)
 
     def step(self, held: Collection[str] = ()) -> StepResult:
-        """As StepModel.step."""
+        """As StepModel.step. On a device that samples, the next step is given to it before this one is read."""
         parts = self._open_parts
         if torch.get_num_threads() != self._intra_op_threads:
             # The number is a property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
-        result, self._failed = StepResult([], [], self._failed, _NO_STATS), []
+        failed, self._failed = self._failed, []
+        step, self._in_flight = self._in_flight or self._launch(parts, held), None
+        if step is None:
+            return StepResult([], [], failed, parts.scheduler.stats(self._block_bytes))
+        parts.scheduler.advance(step.plan)
+        following = self._launch(parts, held) if self._expect_tokens(step) else None
+        sampled = self._on_device(parts, step.plan, partial(step.read, parts.sampler))
+        plan = step.plan
+        costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
+        result = StepResult([], plan.begun, failed, _NO_STATS, len(plan.parts), costs)
+        if step.plan.is_scored:
+            result.scored = self._scorer.take_scored(step.plan.parts)
+        self._take_all(parts, step, sampled, result)
+        self._learn(parts, step, result)
         if self._sequences:
-            started_s = time.perf_counter()
-            plan = parts.scheduler.plan(held)
-            result.begun, result.num_sequences = plan.begun, len(plan.parts)
-            num_tokens = [part.num_tokens for part in plan.parts]
-            decodes = num_tokens.count(1)
-            prompt_tokens = sum(num_tokens) - decodes
-            ties = None if parts.speculation is None else parts.speculation.propose(plan, self._sequences)
-            sampled = self._compute(parts, plan, ties)
-            parts.scheduler.advance(plan)
-            if plan.is_scored:
-                result.scored = self._scorer.take_scored(plan.parts)
-            self._take_all(parts, plan, sampled, ties, result)
-            seconds = time.perf_counter() - started_s
-            if parts.speculation is not None:
-                seconds -= parts.speculation.unpriced_s
-            if parts.speculation is not None and result.num_proposed:
-                parts.speculation.learn_step(decodes, prompt_tokens, result.num_proposed, seconds)
-            else:
-                prompts = len(plan.parts) - decodes
-                parts.scheduler.cost.learn(decodes, prompt_tokens, seconds, prompts)
-            result.costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
+            self._in_flight = following
         result.stats = parts.scheduler.stats(self._block_bytes)
         return result
 
@@ -206,7 +194,7 @@ class GeneratingModel:
         """As StepModel.close."""
         for switch in self._switches:
             switch.close()
-        self._parts = None
+        self._parts = self._in_flight = None
         self._sequences.clear()
         empty_cache(self._device)
 
@@ -223,22 +211,56 @@ class GeneratingModel:
             raise ModelFailed("the model is closed")
         return self._parts
 
-    def _compute(self, parts: EngineParts, plan: StepPlan, ties: TieCheck | None) -> list[Sampled | RoundhouseError]:
-        """Return the next token of each sequence that the plan completes, and those after each of its proposed tokens.
-        Its tensors live in this frame and below.
+    def _launch(self, parts: EngineParts, held: Collection[str]) -> StepInFlight | None:
+        """Plan a step and give it to the device; None where there is nothing to compute."""
+        if not self._sequences:
+            return None
+        started_s = time.perf_counter()
+        plan = parts.scheduler.plan(held)
+        if not plan.parts:
+            # No copies either: with a device that samples, blocks that are released do not move.
+            return None
+        ties = None if parts.speculation is None else parts.speculation.propose(plan, self._sequences)
+        return self._on_device(parts, plan, lambda: self._compute(parts, plan, ties, started_s))
+
+    def _compute(self, parts: EngineParts, plan: StepPlan, ties: TieCheck | None, started_s: float) -> StepInFlight:
+        logits = parts.runner.logits(plan)
+        if parts.speculation is not None:
+            states = states_of(plan, self._sequences, parts.speculation.draws)
+        else:
+            known = self._sequences
+            states = [known[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
+        sampler = parts.device_sampler
+        if sampler is not None:
+            if not plan.is_scored and sampler.can_sample(states):
+                return StepInFlight(plan, states, started_s, unread=sampler.launch(logits, states))
+            sampler.catch_up()
+        if plan.is_scored:
+            logits = self._scorer.score(plan.parts, logits)
+        return StepInFlight(plan, states, started_s, logits=logits, ties=ties)
+
+    def _expect_tokens(self, step: StepInFlight) -> bool:
+        """Continue the sequences of a step with tokens that the host has not read. Return False, and change nothing,
+        where the next step depends on them.
         """
+        if step.unread is None:
+            return False
+        row = 0
+        for part in step.plan.parts:
+            if not part.completes:
+                continue
+            known = self._sequences.get(part.sequence.sequence_id)
+            if known is not None and part.sequence.expect(row):
+                known[1].accept(NO_TOKEN)
+            row += 1
+        return True
+
+    def _on_device(self, parts: EngineParts, plan: StepPlan, compute: Callable[[], Computed]) -> Computed:
+        """Return what `compute` returns. Its tensors live in its frame and below."""
         ours: RoundhouseError | None = None
         try:
             with torch.inference_mode():
-                logits = parts.runner.logits(plan)
-                if plan.is_scored:
-                    logits = self._scorer.score(plan.parts, logits)
-                if parts.speculation is not None:
-                    states = states_of(plan, self._sequences, parts.speculation.draws)
-                else:
-                    known = self._sequences
-                    states = [known[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
-                return parts.sampler.sample(logits, states, ties) if states else []
+                return compute()
         except Exception as error:
             # It is unknown now which blocks were copied and computed.
             parts.scheduler.clear_cache()
@@ -249,27 +271,40 @@ class GeneratingModel:
         empty_cache(self._device)
         raise ours
 
+    def _learn(self, parts: EngineParts, step: StepInFlight, result: StepResult) -> None:
+        """Learn how long a step of its size takes."""
+        ended_s = time.perf_counter()
+        # The device began it after the step before.
+        seconds = ended_s - max(step.started_s, self._last_read_s)
+        self._last_read_s = ended_s
+        num_tokens = [part.num_tokens - len(part.proposed) for part in step.plan.parts]
+        decodes = num_tokens.count(1)
+        prompt_tokens = sum(num_tokens) - decodes
+        if parts.speculation is not None:
+            seconds -= parts.speculation.unpriced_s
+        if parts.speculation is not None and result.num_proposed:
+            parts.speculation.learn_step(decodes, prompt_tokens, result.num_proposed, seconds)
+        else:
+            parts.scheduler.cost.learn(decodes, prompt_tokens, seconds, len(step.plan.parts) - decodes)
+
     def _take_all(
-        self,
-        parts: EngineParts,
-        plan: StepPlan,
-        sampled: list[Sampled | RoundhouseError],
-        ties: TieCheck | None,
-        result: StepResult,
+        self, parts: EngineParts, step: StepInFlight, sampled: list[Sampled | RoundhouseError], result: StepResult
     ) -> None:
-        """Continue or end the sequences that the plan completes. `sampled`: as `_compute` returns it."""
+        """Continue or end the sequences that the step completes. `sampled`: its tokens, and those after each of the
+        proposed ones.
+        """
         first = 0
-        for part in plan.parts:
+        for part in step.plan.parts:
             if not part.completes:
                 continue
             if part.proposed and parts.speculation is not None:
                 rows = sampled[first : first + 1 + len(part.proposed)]
                 take = partial(self._take, parts, part.sequence, result=result)
-                num_accepted = parts.speculation.take(part, rows, first, ties, take)
+                num_accepted = parts.speculation.take(part, rows, first, step.ties, take)
                 result.num_accepted += num_accepted
                 result.num_proposed += len(part.proposed)
                 result.speculated.append((part.sequence.sequence_id, len(part.proposed), num_accepted))
-            else:
+            elif part.sequence.sequence_id in self._sequences:
                 self._take(parts, part.sequence, sampled[first], result)
             first += 1 + len(part.proposed)
 
@@ -291,7 +326,8 @@ class GeneratingModel:
         """Continue the sequence with the token, or end it."""
         request = sequence.request
         state = self._sequences[request.sequence_id][1]
-        sequence.token_ids.append(chosen.token_id)
+        is_expected = sequence.is_unread
+        sequence.receive(chosen.token_id)
         is_stop = chosen.token_id in request.stop_token_ids
         is_last = len(sequence.token_ids) - len(request.prompt_ids) >= request.max_tokens
         finish: FinishReason | None = None
@@ -299,7 +335,7 @@ class GeneratingModel:
             finish = "stop"
         elif is_last:
             finish = "length"
-        else:
+        elif not is_expected:
             state.accept(chosen.token_id)
         if finish is not None:
             self.abort(request.sequence_id)

@@ -18,19 +18,24 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from frameworks.pytorch.device_kernels import decode_attention, group_matmul, layer_kernels, prefill_attention
+from frameworks.pytorch.device_kernels import decode_attention, group_matmul, layer_kernels, prefill_attention, sampling
 from frameworks.pytorch.device_kernels.launching import dot_rows
 
 _POINTERS = {
     **dict.fromkeys(("table", "lengths", "arrivals", "firsts", "counts", "starts", "blocks", "offsets"), "*i32"),
     **dict.fromkeys(("slopes", "sinks", "outputs", "sums", "cosine", "sine"), "*fp32"),
     **dict.fromkeys(("scales", "shifts"), "*fp16"),
-    **dict.fromkeys(("scale", "softcap", "epsilon"), "fp32"),
+    **dict.fromkeys(("token_ids", "sources", "ids", "positions", "found_columns", "num_found"), "*i32"),
+    **dict.fromkeys(("maxima", "row_maxima", "weights", "found"), "*fp32"),
+    **dict.fromkeys(("totals", "levels"), "*i64"),
+    "parameters": "*fp64",
+    **dict.fromkeys(("scale", "softcap", "epsilon", "max_weight"), "fp32"),
 }
 _NUMBERS = (
     *("size", "query_stride", "row_stride", "head_stride", "part_stride", "block_stride", "sequence_stride"),
     *("num_rows", "num_outputs", "num_inputs"),
 )
+_WIDE = (sampling._largest, sampling._weigh, sampling._collect)
 _BLACKWELL = 100
 _DTYPES = {"bf16": (tl.bfloat16, 2), "fp32": (tl.float32, 4)}
 
@@ -57,6 +62,14 @@ def _kernels(dtype: str, size: int, capability: int) -> Iterator[tuple[Any, dict
             of_rows = {"ROWS": 16, "OUTPUTS": 32, "CHUNK": 32, "HAS_BIAS": False, "DOT": dot}
             yield group_matmul._multiply_groups, of_weights | of_rows, 3
             yield group_matmul._widen, of_weights | {"COLUMNS": 1024}, 3
+        yield sampling._fill_in, {"ROWS": 32}, 3
+        # Of 128,256 logits.
+        splits = {"SPLITS": 32, "COLUMNS": sampling._COLUMNS}
+        yield sampling._largest, splits, 3
+        of_logits = splits | {"SPLIT_ROWS": 32, "NUM_PARAMETERS": sampling.PARAMETERS}
+        yield sampling._weigh, of_logits | {"LEVELS": sampling._LEVELS}, 3
+        yield sampling._collect, of_logits | {"LEVELS": sampling._LEVELS}, 3
+        yield sampling._choose, of_logits | {"CANDIDATES": sampling._CANDIDATES}, 3
 
 
 def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, capability: int) -> dict[str, Any]:
@@ -77,7 +90,7 @@ def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, ca
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, attributes),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_stages": stages},
+        options={"num_stages": stages, "num_warps": sampling._WARPS if kernel in _WIDE else 4},
     )
     return {
         "kernel": kernel.__name__,

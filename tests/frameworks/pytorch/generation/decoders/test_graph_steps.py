@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frameworks.pytorch.generation.decoders.device_queue import SampledIds, StreamQueue, current
 from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, buckets_of
-from frameworks.pytorch.generation.decoders.runner import current
 from tests.frameworks.pytorch.generation.parts import part_of
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ class Replayed:
         is_own = torch.arange(tables.table.shape[1]) * 32 < tables.lengths[:, None]
         return torch.stack([*columns, (tables.table * is_own).sum(1)], 1).int()
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
         result = compute()
         self.num_captured += 1
 
@@ -40,12 +40,12 @@ class Replayed:
             with torch.inference_mode():
                 return result.copy_(compute())
 
-        return replay
+        return replay, result
 
 
 def steps_of(decoder: Replayed, max_texts: int, max_blocks: int = 20) -> GraphSteps:
     decoder_of_steps: Any = decoder
-    steps = GraphSteps(decoder_of_steps, decoder, CPU, max_texts, max_blocks)
+    steps = GraphSteps(decoder_of_steps, decoder, StreamQueue(CPU), SampledIds(CPU, max_texts), max_blocks)
     steps.capture()
     return steps
 

@@ -1,0 +1,112 @@
+"""Sample on a device with kernels: the token ids stay there for the next step, and the host reads them later."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from frameworks.core.errors import RoundhouseError
+from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, Mark, PinnedTable, SampledIds, current
+from frameworks.pytorch.generation.sampling.multinomial import max_weight
+from frameworks.pytorch.generation.sampling.sampler import Sampled, missing_token_error
+from frameworks.pytorch.generation.sampling.state import SamplingState
+
+# Rows that share the buffers; those behind them are sampled after them.
+_ROWS_TOGETHER = 32
+
+
+class UnreadTokens:
+    """The tokens of a step, which the device may not have sampled yet. They are read before the step after the next."""
+
+    def __init__(self, states: Sequence[SamplingState], found: torch.Tensor, mark: Mark) -> None:
+        """`found`: int32 [2, rows], on the host behind the mark: token ids, and the bits of the largest logits."""
+        self._states = states
+        self._found = found
+        self._mark = mark
+
+    def read(self) -> list[Sampled | RoundhouseError]:
+        """Wait for the device, and return the token of each row or its error."""
+        self._mark.synchronize()
+        token_ids, bits = self._found
+        return [
+            Sampled(token_id) if math.isfinite(maximum) else missing_token_error(state, maximum)
+            for state, token_id, maximum in zip(
+                self._states, token_ids.tolist(), bits.view(torch.float32).tolist(), strict=True
+            )
+        ]
+
+
+class DeviceSampler:
+    """Samples rows that depend on unchanged logits and a random number alone. Used by one thread."""
+
+    def __init__(self, device: torch.device, vocabulary_size: int, sampled: SampledIds, queue: DeviceQueue) -> None:
+        """`sampled`: has an id for each row of a step."""
+        from frameworks.pytorch.device_kernels import sampling as kernels  # needs Triton
+
+        most = len(sampled.ids)
+        self._device = device
+        self._kernels = kernels
+        self._queue = queue
+        self._sampled = sampled
+        self._vocabulary_size = vocabulary_size
+        self._max_weight = max_weight(vocabulary_size)
+        self._buffers = kernels.SamplingBuffers.make(vocabulary_size, min(most, _ROWS_TOGETHER), device)
+        self._parameters = PinnedTable((most, kernels.PARAMETERS), torch.float64, device, queue)
+        self._maxima = torch.zeros(most, device=device)
+        # Two steps are on the device at most: one of them is read.
+        self._slots = [torch.zeros(2, most, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return its memory on the device."""
+        return self._buffers.size_bytes
+
+    def can_sample(self, states: Sequence[SamplingState]) -> bool:
+        """Return whether it samples the rows of a step."""
+        return all([state.is_plain for state in states])  # noqa: C419 - a list is faster
+
+    def catch_up(self) -> None:
+        """Let operators of torch follow the step's launches: the host samples it."""
+        self._queue.catch_up()
+
+    def launch(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> UnreadTokens:
+        """Sample a token of each row, without a wait for the device.
+
+        `logits`: float32, bfloat16 or float16 [rows, vocabulary]. The states do not change. A row's result is the same
+        whatever the other rows are.
+        """
+        rows = len(states)
+        slot = self._slots.pop(0)
+        self._slots.append(slot)
+        found = slot[:, :rows]
+        with current(self._device):
+            kinds = self._fill_parameters(states)
+            self._queue.run(partial(self._sample, logits, kinds))
+            self._queue.copy(self._sampled.ids[:rows], found[0])
+            self._queue.copy(self._maxima[:rows], found[1].view(torch.float32))
+            return UnreadTokens(states, found, self._queue.mark())
+
+    def _fill_parameters(self, states: Sequence[SamplingState]) -> list[int]:
+        """Copy the parameters of each row; return their kinds."""
+        self._parameters.wait()
+        table = self._parameters.host.numpy()
+        kinds = []
+        for row, state in enumerate(states):
+            kinds.append(self._kind_of(state))
+            table[row] = kinds[-1], state.temperature, state.top_k, state.top_p, state.min_p, state.uniform
+        self._parameters.send(len(states))
+        return kinds
+
+    def _kind_of(self, state: SamplingState) -> int:
+        if state.is_greedy:
+            return self._kernels.GREEDY
+        return self._kernels.TRUNCATED if state.is_truncated else self._kernels.DRAWN
+
+    def _sample(self, logits: torch.Tensor, kinds: Sequence[int]) -> None:
+        for start in range(0, len(kinds), self._buffers.rows):
+            rows = slice(start, min(start + self._buffers.rows, len(kinds)))
+            self._kernels.sample_rows(
+                logits[rows], self._parameters.device[rows], set(kinds[rows]), self._max_weight, self._buffers,
+                self._sampled.ids[rows], self._maxima[rows],
+            )  # fmt: skip

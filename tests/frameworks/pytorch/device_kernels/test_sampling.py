@@ -1,0 +1,137 @@
+"""Kernels of sampling choose the tokens that the sampler of the CPU chooses."""
+
+from copy import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frameworks.core.errors import ModelFailed
+from frameworks.pytorch.generation.decoders.device_queue import SampledIds, StreamQueue
+from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
+from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
+from tests.frameworks.pytorch.generation.sampling_cases import CPU, random_logits, state_of
+from tests.support.kernel_device import IS_INTERPRETED, KERNEL_DEVICE
+from tests.support.step_recording import recording
+
+pytest.importorskip("triton", reason="Triton has packages for Linux only")
+
+from frameworks.pytorch.device_kernels.sampling import fill_in
+
+# The interpreter computes with numpy, which warns of infinite numbers and NaN.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    *([] if IS_INTERPRETED else [pytest.mark.gpu]),
+]
+
+SIZES = (1, 7, 300, 5000)
+DEVICE = torch.device(KERNEL_DEVICE)
+
+
+def sampler_of(size: int, rows: int = 40) -> DeviceSampler:
+    return DeviceSampler(DEVICE, size, SampledIds(DEVICE, rows), StreamQueue(DEVICE))
+
+
+samplings = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 0.4, 1.0, 5.0]), "seed": st.integers(0, 1000)},
+    optional={
+        "top_k": st.integers(1, 6000),
+        "top_p": st.sampled_from([1e-9, 0.1, 0.8, 0.999]),
+        "min_p": st.sampled_from([1e-9, 0.02, 0.5, 1.0]),
+    },
+)
+
+
+@settings(max_examples=25)
+@given(
+    size=st.sampled_from(SIZES),
+    rows=st.lists(samplings, min_size=1, max_size=4),
+    scale=st.sampled_from([0.0, 0.05, 2.0, 20.0]),
+    is_coarse=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    seed=st.integers(0, 9),
+)
+def test_tokens_equal_those_of_cpu(
+    size: int, rows: list[dict[str, Any]], scale: float, is_coarse: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """Flat and steep distributions, with equal logits, and limits that keep one token, some or nearly all."""
+    logits = random_logits(len(rows), size, seed, scale)
+    logits = ((logits * 2).round() / 2 if is_coarse else logits).to(dtype)
+    states = [state_of(size, **row) for row in rows]
+    expected = Sampler(CPU, size).sample(logits, states)
+    assert sampler_of(size).launch(logits.to(DEVICE), states).read() == expected
+
+
+@settings(max_examples=10)
+@given(
+    uniforms=st.lists(st.sampled_from([0.0, 1e-12, 0.25, 0.5, 1 - 1e-16]), min_size=1, max_size=3),
+    top_p=st.sampled_from([0.5, 1.0]),
+)
+def test_ends_of_random_numbers_equal_those_of_cpu(uniforms: list[float], top_p: float) -> None:
+    logits = random_logits(len(uniforms), 200, 3)
+    states = []
+    for uniform in uniforms:
+        state = copy(state_of(200, top_p=top_p))
+        state.uniform = uniform
+        states.append(state)
+    expected = Sampler(CPU, 200).sample(logits, states)
+    assert sampler_of(200).launch(logits.to(DEVICE), states).read() == expected
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {}, {"top_p": 0.9}], ids=["greedy", "drawn", "truncated"])
+def test_logits_that_are_not_finite_fail_their_row(sampling: dict[str, Any]) -> None:
+    logits = random_logits(5, 5000)
+    logits[1, 4000] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 17] = torch.inf
+    logits[4, 17:] = -torch.inf
+    states = [state_of(5000, **sampling) for _ in range(5)]
+    sampler = sampler_of(5000)
+    found = sampler.launch(logits.to(DEVICE), states).read()
+    assert [type(each) for each in found] == [Sampled, ModelFailed, ModelFailed, ModelFailed, Sampled]
+    expected = Sampler(CPU, 5000).sample(logits, states)
+    assert [found[0], found[4]] == [expected[0], expected[4]]
+    ids = sampler._sampled.ids[:5]
+    assert ((ids >= 0) & (ids < 5000)).all(), "the next step may have begun with it"
+
+
+def test_more_rows_than_buffers_hold() -> None:
+    logits = random_logits(37, 50)
+    states = [state_of(50, seed=row, temperature=row % 3) for row in range(37)]
+    sampler = sampler_of(50)
+    found = sampler.launch(logits.to(DEVICE), states).read()
+    assert found == Sampler(CPU, 50).sample(logits, states)
+    assert sampler._sampled.ids[:37].tolist() == [each.token_id for each in found if isinstance(each, Sampled)]
+
+
+def test_two_steps_are_read_in_order() -> None:
+    sampler = sampler_of(300)
+    steps = [random_logits(3, 300, seed) for seed in (1, 2)]
+    states = [state_of(300, temperature=0) for _ in range(3)]
+    unread = [sampler.launch(logits.to(DEVICE), states) for logits in steps]
+    for given_step, logits in zip(unread, steps, strict=True):
+        assert [each.token_id for each in given_step.read() if isinstance(each, Sampled)] == logits.argmax(1).tolist()
+
+
+@given(sources=st.lists(st.integers(-1, 9), max_size=70), extra=st.integers(0, 3))
+def test_ids_are_filled_in(sources: list[int], extra: int) -> None:
+    rows = len(sources) + extra
+    token_ids = torch.arange(100, 100 + rows, dtype=torch.int32, device=DEVICE)
+    ids = torch.arange(10, dtype=torch.int32, device=DEVICE) + 50
+    fill_in(token_ids, torch.tensor(sources, dtype=torch.int32, device=DEVICE), ids)
+    own = [100 + row if source < 0 else 50 + source for row, source in enumerate(sources)]
+    assert token_ids.tolist() == own + list(range(100 + len(sources), 100 + rows))
+
+
+@pytest.mark.parametrize(("sampling", "launches"), [({"temperature": 0}, 2), ({}, 3), ({"top_p": 0.9}, 4)])
+def test_sampling_reads_nothing_on_the_host(sampling: dict[str, Any], launches: int) -> None:
+    """All rows of a step have the launches of one."""
+    meta = torch.device("meta")
+    sampler = DeviceSampler(meta, 5000, SampledIds(meta, 8), StreamQueue(meta))
+    states = [state_of(5000, **sampling) for _ in range(8)]
+    with recording(meta, runs_kernels=False) as recorded:
+        sampler._sample(torch.empty(8, 5000, device=meta), [sampler._kind_of(state) for state in states])
+    assert [name for name in recorded.names if name.startswith("_")] == recorded.names
+    assert len(recorded.names) == launches
