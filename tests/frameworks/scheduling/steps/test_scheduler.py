@@ -2,6 +2,7 @@
 
 import pytest
 
+from frameworks.core.tenants import Tenant
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
 from tests.frameworks.scheduling.steps.block_memory import BlockMemory
 from tests.frameworks.scheduling.steps.stepping import BLOCK, add, parts, running, scheduler_of, step
@@ -177,3 +178,61 @@ class TestIntegrity:
         waiting.blocks = [0]
         with pytest.raises(AssertionError, match="a waiting sequence holds blocks"):
             scheduler.check_integrity()
+
+
+class TestUnreadTokens:
+    """Sequences that continue with tokens which the host has not read."""
+
+    def test_token_is_computed_before_it_is_read(self) -> None:
+        scheduler = scheduler_of()
+        sequence = add(scheduler, 0, 6)
+        scheduler.advance(scheduler.plan())
+        assert sequence.expect(0)
+        plan = scheduler.plan()
+        assert parts(plan) == [(0, 6, 1)]
+        sequence.receive(77)
+        assert plan.parts[0].token_ids == [77]
+        assert not sequence.is_unread
+
+    def test_last_token_by_length_is_not_computed(self) -> None:
+        scheduler = scheduler_of()
+        sequence = add(scheduler, 0, 6, max_tokens=1)
+        scheduler.advance(scheduler.plan())
+        assert not sequence.expect(0)
+        assert parts(scheduler.plan()) == []
+        sequence.receive(77)
+        assert sequence.token_ids[-1] == 77
+        assert sequence.num_generated_tokens == 1
+
+    @pytest.mark.parametrize("tenants", [1, 2])
+    def test_preempted_sequence_starts_after_its_token_is_read(self, tenants: int) -> None:
+        """Its prefix would be searched for with a token that is none."""
+        scheduler = scheduler_of()
+        names = [Tenant("red"), Tenant("blue")][:tenants]
+        first, *_ = [add(scheduler, number, 6, tenant=tenant) for number, tenant in enumerate(names)]
+        first.expect(0)
+        assert 0 not in [number for number, _, _ in parts(scheduler.plan())]
+        first.receive(77)
+        assert 0 in [number for number, _, _ in parts(scheduler.plan())]
+
+    @pytest.mark.parametrize("tenants", [1, 2])
+    def test_sequence_at_its_end_has_no_part(self, tenants: int) -> None:
+        scheduler = scheduler_of()
+        names = [Tenant("red"), Tenant("blue")][:tenants]
+        first, *others = [
+            add(scheduler, number, 6, max_tokens=1 + number, tenant=tenant) for number, tenant in enumerate(names)
+        ]
+        scheduler.advance(scheduler.plan())
+        for row, sequence in enumerate((first, *others)):
+            sequence.expect(row)
+        assert parts(scheduler.plan()) == [(other.sequence_id, 6, 1) for other in others]
+
+    def test_prompt_that_leaves_before_its_step_ends(self) -> None:
+        scheduler = scheduler_of()
+        sequence = add(scheduler, 0, 3 * BLOCK + 1)
+        plan = scheduler.plan()
+        scheduler.remove(sequence)
+        scheduler.advance(plan)
+        assert not scheduler.pool._pending
+        assert sequence.num_computed_tokens == 0
+        scheduler.check_integrity()
