@@ -13,9 +13,10 @@ import triton.language as tl
 
 GREEDY, DRAWN, TRUNCATED = 0, 1, 2
 """How a row is sampled: the largest logit, from all tokens, or from those that top-k, top-p and min-p keep."""
-PARAMETERS = 6
-"""Of a row: kind, temperature, top_k, top_p, min_p and the uniform random number."""
-
+PARAMETERS = 12
+"""Of a row: kind, temperature, top_k, top_p, min_p and the uniform random number; the first of its edits and their end;
+the row of the last step that has its last token, or -1, and the penalties of that token: divisor, frequency, presence.
+"""
 # Columns that one program reads, and of candidates in one pass.
 _COLUMNS = 4096
 _CANDIDATES = 1024
@@ -23,23 +24,6 @@ _CANDIDATES = 1024
 _WARPS = 8
 # Candidates have at least 2 ** -n of the largest weight, with the least n of these that suffices; else all tokens.
 _LEVELS = 16
-_FILL_ROWS = 32
-
-
-# Steps of another number of texts compile no other code.
-@triton.jit(do_not_specialize=["num_rows"])
-def _fill_in(token_ids, sources, ids, num_rows, ROWS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    source = tl.load(sources + row, mask=row < num_rows, other=-1)
-    has_source = source >= 0
-    tl.store(token_ids + row, tl.load(ids + source, mask=has_source, other=0), mask=has_source)
-
-
-def fill_in(token_ids: torch.Tensor, sources: torch.Tensor, ids: torch.Tensor) -> None:
-    """Set `token_ids[row]` to `ids[sources[row]]` where that source is not -1; all int32, at most [sources] rows."""
-    rows = len(sources)
-    if rows:
-        _fill_in[(triton.cdiv(rows, _FILL_ROWS),)](token_ids, sources, ids, rows, ROWS=_FILL_ROWS)
 
 
 @triton.jit
@@ -291,6 +275,7 @@ class SamplingBuffers:
 
     size: int
     rows: int
+    changed: torch.Tensor
     maxima: torch.Tensor
     positions: torch.Tensor
     weights: torch.Tensor
@@ -302,7 +287,7 @@ class SamplingBuffers:
 
     @classmethod
     def make(cls, size: int, rows: int, device: torch.device) -> "SamplingBuffers":
-        """Allocate them: 12 bytes for each logit."""
+        """Allocate them: 16 bytes for each logit."""
         splits = triton.cdiv(size, _COLUMNS)
 
         def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -311,6 +296,7 @@ class SamplingBuffers:
         return cls(
             size,
             rows,
+            empty(torch.float32, size),
             empty(torch.float32, splits),
             empty(torch.int32, splits),
             empty(torch.float32, splits * _COLUMNS),
@@ -324,10 +310,8 @@ class SamplingBuffers:
     @property
     def size_bytes(self) -> int:
         """Return their memory on the device."""
-        return sum(
-            each.nbytes
-            for each in (self.weights, self.found, self.found_columns, self.levels, self.totals, self.maxima)
-        )
+        own = (self.changed, self.weights, self.found, self.found_columns, self.levels, self.totals, self.maxima)
+        return sum(each.nbytes for each in own)
 
 
 def sample_rows(

@@ -116,6 +116,6 @@ class SampledIds:
         """Set the token ids of the rows whose source is not -1 to the sampled ids there. `sources`: int32 [rows], of
         the first rows of `token_ids`, int32.
         """
-        from frameworks.pytorch.device_kernels.sampling import fill_in
+        from frameworks.pytorch.device_kernels.unread_tokens import fill_in
 
         fill_in(token_ids, sources, self.ids)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from frameworks.core.errors import RoundhouseError
@@ -14,6 +15,8 @@ from frameworks.pytorch.generation.sampling.state import SamplingState
 
 # Rows that share the buffers; those behind them are sampled after them.
 _ROWS_TOGETHER = 32
+_MIN_EDITS = 256
+_NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
 class UnreadTokens:
@@ -38,22 +41,27 @@ class UnreadTokens:
 
 
 class DeviceSampler:
-    """Samples rows that depend on unchanged logits and a random number alone. Used by one thread."""
+    """Samples rows without constraints, bad words, forced tokens and log probabilities. Used by one thread."""
 
     def __init__(self, device: torch.device, vocabulary_size: int, sampled: SampledIds, queue: DeviceQueue) -> None:
         """`sampled`: has an id for each row of a step."""
-        from frameworks.pytorch.device_kernels import sampling as kernels  # needs Triton
+        # These need Triton.
+        from frameworks.pytorch.device_kernels import sampling as kernels
+        from frameworks.pytorch.device_kernels import unread_tokens
 
         most = len(sampled.ids)
         self._device = device
         self._kernels = kernels
+        self._unread_tokens = unread_tokens
         self._queue = queue
         self._sampled = sampled
         self._vocabulary_size = vocabulary_size
         self._max_weight = max_weight(vocabulary_size)
         self._buffers = kernels.SamplingBuffers.make(vocabulary_size, min(most, _ROWS_TOGETHER), device)
         self._parameters = PinnedTable((most, kernels.PARAMETERS), torch.float64, device, queue)
+        self._edits = PinnedTable((0, unread_tokens.EDIT_COLUMNS), torch.int32, device, queue)
         self._maxima = torch.zeros(most, device=device)
+        self._before = torch.zeros_like(sampled.ids)
         # Two steps are on the device at most: one of them is read.
         self._slots = [torch.zeros(2, most, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
 
@@ -64,49 +72,82 @@ class DeviceSampler:
 
     def can_sample(self, states: Sequence[SamplingState]) -> bool:
         """Return whether it samples the rows of a step."""
-        return all([state.is_plain for state in states])  # noqa: C419 - a list is faster
+        return all([state.continues_unread for state in states])  # noqa: C419 - a list is faster
 
     def catch_up(self) -> None:
         """Let operators of torch follow the step's launches: the host samples it."""
         self._queue.catch_up()
 
-    def launch(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> UnreadTokens:
+    def launch(self, logits: torch.Tensor, states: Sequence[SamplingState], unread_rows: Sequence[int]) -> UnreadTokens:
         """Sample a token of each row, without a wait for the device.
 
-        `logits`: float32, bfloat16 or float16 [rows, vocabulary]. The states do not change. A row's result is the same
-        whatever the other rows are.
+        `logits`: float32, bfloat16 or float16 [rows, vocabulary]. The states do not change. `unread_rows`: of the last
+        step, with the last token of each row; -1: its state knows it. A row's result is the same whatever the other
+        rows are.
         """
         rows = len(states)
         slot = self._slots.pop(0)
         self._slots.append(slot)
         found = slot[:, :rows]
         with current(self._device):
-            kinds = self._fill_parameters(states)
-            self._queue.run(partial(self._sample, logits, kinds))
+            kinds = self._fill_parameters(states, unread_rows)
+            self._queue.run(partial(self._sample, logits, kinds, self._fill_edits(states)))
             self._queue.copy(self._sampled.ids[:rows], found[0])
             self._queue.copy(self._maxima[:rows], found[1].view(torch.float32))
             return UnreadTokens(states, found, self._queue.mark())
 
-    def _fill_parameters(self, states: Sequence[SamplingState]) -> list[int]:
+    def _fill_parameters(self, states: Sequence[SamplingState], unread_rows: Sequence[int]) -> list[int]:
         """Copy the parameters of each row; return their kinds."""
         self._parameters.wait()
         table = self._parameters.host.numpy()
         kinds = []
-        for row, state in enumerate(states):
+        end = 0
+        for row, (state, unread_row) in enumerate(zip(states, unread_rows, strict=True)):
             kinds.append(self._kind_of(state))
-            table[row] = kinds[-1], state.temperature, state.top_k, state.top_p, state.min_p, state.uniform
+            changes = state.logit_processor
+            first, end = end, end + (0 if changes is None else len(changes.current().ids))
+            source, penalties = (-1, _NO_PENALTIES) if changes is None else (unread_row, changes.penalties)
+            of_row = (kinds[-1], state.temperature, state.top_k, state.top_p, state.min_p, state.uniform)
+            table[row] = *of_row, first, end, source, *penalties
         self._parameters.send(len(states))
         return kinds
+
+    def _fill_edits(self, states: Sequence[SamplingState]) -> torch.Tensor | None:
+        """Copy the edits of all rows; return them on the device, or None where no row has a change."""
+        changes = [state.logit_processor.current() for state in states if state.logit_processor is not None]
+        if not changes:
+            return None
+        size = sum(len(each.ids) for each in changes)
+        self._edits.wait()
+        if size > len(self._edits.host):
+            rows = max(_MIN_EDITS, 2 * size)
+            self._edits = PinnedTable((rows, self._unread_tokens.EDIT_COLUMNS), torch.int32, self._device, self._queue)
+        table = self._edits.host.numpy()
+        start = 0
+        for each in changes:
+            own = table[start : start + len(each.ids)]
+            own[:, 0], own[:, 3] = each.ids, each.are_counted
+            own[:, 1], own[:, 2] = each.divisors.view(np.int32), each.shifts.view(np.int32)
+            start += len(each.ids)
+        self._edits.send(size)
+        return self._edits.device
 
     def _kind_of(self, state: SamplingState) -> int:
         if state.is_greedy:
             return self._kernels.GREEDY
         return self._kernels.TRUNCATED if state.is_truncated else self._kernels.DRAWN
 
-    def _sample(self, logits: torch.Tensor, kinds: Sequence[int]) -> None:
-        for start in range(0, len(kinds), self._buffers.rows):
-            rows = slice(start, min(start + self._buffers.rows, len(kinds)))
-            self._kernels.sample_rows(
-                logits[rows], self._parameters.device[rows], set(kinds[rows]), self._max_weight, self._buffers,
+    def _sample(self, logits: torch.Tensor, kinds: Sequence[int], edits: torch.Tensor | None) -> None:
+        kernels, most = self._kernels, self._buffers.rows
+        if edits is not None:
+            self._before.copy_(self._sampled.ids)  # the rows are sampled some after the others
+        for start in range(0, len(kinds), most):
+            rows = slice(start, min(start + most, len(kinds)))
+            values, parameters = logits[rows], self._parameters.device[rows]
+            if edits is not None:
+                values = self._buffers.changed[: len(values)].copy_(values)
+                self._unread_tokens.edit_rows(values, parameters, edits, self._before)
+            kernels.sample_rows(
+                values, parameters, set(kinds[rows]), self._max_weight, self._buffers,
                 self._sampled.ids[rows], self._maxima[rows],
             )  # fmt: skip

@@ -82,18 +82,33 @@ class SamplingState:
         """The tokens that end the text, while it has fewer than `min_tokens`; empty afterwards."""
         return self._stop_token_ids if self.num_generated < self._min_tokens else frozenset()
 
+    @property
+    def continues_unread(self) -> bool:
+        """Whether a device can sample the next token before the host has read the last one."""
+        has_words = self.logit_processor is not None and self.logit_processor.has_bad_words
+        needs_last = self.matcher is not None or self.forces_tokens or has_words
+        return not needs_last and self.top_logprobs is None and self.draft is None
+
     def accept(self, token_id: int) -> None:
         """Record that the sequence continues with this token."""
+        self.expect()
+        self.receive(token_id)
+
+    def expect(self) -> None:
+        """Record that the sequence continues with a token; `receive` is called when it is known."""
         self.num_generated += 1
         if self._uniforms is not None:
             self.uniform = self._uniforms.of_token(self.num_generated)
+        if self.logit_processor is not None and self.num_generated == self._min_tokens:
+            self.logit_processor.allow_suppressed()
+            self.logit_processor = self.logit_processor if self.logit_processor.has_effect else None
+
+    def receive(self, token_id: int) -> None:
+        """Record the token that was expected."""
         if self.matcher is not None:
             self.matcher.accept(token_id)
         if self.logit_processor is not None:
             self.logit_processor.accept(token_id)
-            if self.num_generated == self._min_tokens:
-                self.logit_processor.allow_suppressed()
-                self.logit_processor = self.logit_processor if self.logit_processor.has_effect else None
 
     def ahead(self, token_ids: Sequence[int]) -> list[Self]:
         """Return the states after none, one and so on of these tokens: this one first, then independent ones."""
@@ -133,13 +148,15 @@ class _Uniforms:
 
 class LogitEdits(NamedTuple):
     """The logit of token `ids[i]` is divided by `divisors[i]` (multiplied if negative), then `shifts[i]` is added.
+    `are_counted`: whether the text has the token.
 
-    int64 and twice float32; views, to be read before the next change.
+    int64, twice float32 and bool; views, to be read before the next change.
     """
 
     ids: "np.ndarray[Any, np.dtype[np.int64]]"
     divisors: "np.ndarray[Any, np.dtype[np.float32]]"
     shifts: "np.ndarray[Any, np.dtype[np.float32]]"
+    are_counted: "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class LogitProcessor:
@@ -176,6 +193,7 @@ class LogitProcessor:
         self._ids = np.array(token_ids, np.int64)
         self._divisors = np.array([self._divisor if i in repeated else 1.0 for i in token_ids], np.float32)
         self._shifts = np.array([self._shift_of(i) for i in token_ids], np.float32)
+        self._are_counted = np.zeros(len(token_ids), np.bool_)
 
     @property
     def has_effect(self) -> bool:
@@ -190,6 +208,7 @@ class LogitProcessor:
         if self._counts_text or self._suppressed or self.has_bad_words:
             other._counts, other._slots = dict(self._counts), dict(self._slots)
             other._ids, other._divisors, other._shifts = self._ids.copy(), self._divisors.copy(), self._shifts.copy()
+            other._are_counted = self._are_counted.copy()
         return other
 
     @property
@@ -210,6 +229,7 @@ class LogitProcessor:
             slot = self._add(token_id)
         self._divisors[slot] = self._divisor
         self._shifts[slot] = self._shift_of(token_id)
+        self._are_counted[slot] = True
 
     def allow_suppressed(self) -> None:
         """Allow the suppressed tokens from now on."""
@@ -224,7 +244,12 @@ class LogitProcessor:
     def current(self) -> LogitEdits:
         """Return the edits for the next token."""
         count = len(self._slots)
-        return LogitEdits(self._ids[:count], self._divisors[:count], self._shifts[:count])
+        return LogitEdits(self._ids[:count], self._divisors[:count], self._shifts[:count], self._are_counted[:count])
+
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Return the divisor of a token that the text has, and what is subtracted each time and once."""
+        return self._divisor, self._frequency, self._presence
 
     def _shift_of(self, token_id: int) -> float:
         if token_id in self._suppressed or token_id in self._bad.banned:
@@ -240,6 +265,7 @@ class LogitProcessor:
             self._ids = np.resize(self._ids, capacity)
             self._divisors = np.resize(self._divisors, capacity)
             self._shifts = np.resize(self._shifts, capacity)
+            self._are_counted = np.resize(self._are_counted, capacity)
         self._slots[token_id] = slot
         self._ids[slot] = token_id
         return slot

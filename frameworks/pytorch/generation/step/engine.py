@@ -13,7 +13,6 @@ import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, RoundhouseError
 from frameworks.generation.sequences import (
-    NO_TOKEN,
     GeneratedToken,
     SequenceRequest,
     StepResult,
@@ -233,7 +232,8 @@ class GeneratingModel:
         sampler = parts.device_sampler
         if sampler is not None:
             if not plan.is_scored and sampler.can_sample(states):
-                return StepInFlight(plan, states, started_s, unread=sampler.launch(logits, states))
+                rows = [part.sequence.unread_row for part in plan.parts if part.completes]
+                return StepInFlight(plan, states, started_s, unread=sampler.launch(logits, states, rows))
             sampler.catch_up()
         if plan.is_scored:
             logits = self._scorer.score(plan.parts, logits)
@@ -251,7 +251,7 @@ class GeneratingModel:
                 continue
             known = self._sequences.get(part.sequence.sequence_id)
             if known is not None and part.sequence.expect(row):
-                known[1].accept(NO_TOKEN)
+                known[1].expect()
             row += 1
         return True
 
@@ -335,8 +335,10 @@ class GeneratingModel:
             finish = "stop"
         elif is_last:
             finish = "length"
-        elif not is_expected:
-            state.accept(chosen.token_id)
+        else:
+            if not is_expected:
+                state.expect()
+            state.receive(chosen.token_id)
         if finish is not None:
             self.abort(request.sequence_id)
         return GeneratedToken(

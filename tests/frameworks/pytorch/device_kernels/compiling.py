@@ -18,7 +18,14 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from frameworks.pytorch.device_kernels import decode_attention, group_matmul, layer_kernels, prefill_attention, sampling
+from frameworks.pytorch.device_kernels import (
+    decode_attention,
+    group_matmul,
+    layer_kernels,
+    prefill_attention,
+    sampling,
+    unread_tokens,
+)
 from frameworks.pytorch.device_kernels.launching import dot_rows
 
 _POINTERS = {
@@ -26,6 +33,7 @@ _POINTERS = {
     **dict.fromkeys(("slopes", "sinks", "outputs", "sums", "cosine", "sine"), "*fp32"),
     **dict.fromkeys(("scales", "shifts"), "*fp16"),
     **dict.fromkeys(("token_ids", "sources", "ids", "positions", "found_columns", "num_found"), "*i32"),
+    **dict.fromkeys(("edits", "before"), "*i32"),
     **dict.fromkeys(("maxima", "row_maxima", "weights", "found"), "*fp32"),
     **dict.fromkeys(("totals", "levels"), "*i64"),
     "parameters": "*fp64",
@@ -62,9 +70,11 @@ def _kernels(dtype: str, size: int, capability: int) -> Iterator[tuple[Any, dict
             of_rows = {"ROWS": 16, "OUTPUTS": 32, "CHUNK": 32, "HAS_BIAS": False, "DOT": dot}
             yield group_matmul._multiply_groups, of_weights | of_rows, 3
             yield group_matmul._widen, of_weights | {"COLUMNS": 1024}, 3
-        yield sampling._fill_in, {"ROWS": 32}, 3
+        yield unread_tokens._fill_in, {"ROWS": 32}, 3
         # Of 128,256 logits.
         splits = {"SPLITS": 32, "COLUMNS": sampling._COLUMNS}
+        of_edits = {"EDITS": unread_tokens._EDITS, "EDIT_COLUMNS": unread_tokens.EDIT_COLUMNS}
+        yield unread_tokens._edit, of_edits | {"NUM_PARAMETERS": sampling.PARAMETERS}, 3
         yield sampling._largest, splits, 3
         of_logits = splits | {"SPLIT_ROWS": 32, "NUM_PARAMETERS": sampling.PARAMETERS}
         yield sampling._weigh, of_logits | {"LEVELS": sampling._LEVELS}, 3
@@ -79,6 +89,8 @@ def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, ca
         signature[name] = "constexpr" if name in constants else _POINTERS.get(name, usual)
     if "BITS" in constants:
         signature["values"] = "*u8" if constants["BITS"] == 4 else "*i8"
+    elif "EDITS" in constants:
+        signature["values"] = "*fp32"
     # As at a launch: tensors of torch are aligned, and so are rows of 16 numbers.
     aligned = [[*each] for each in [("tt.divisibility", 16)]]
     attributes = {

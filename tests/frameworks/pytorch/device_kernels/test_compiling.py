@@ -40,7 +40,7 @@ def _compiled(capability: int, dtype: str, size: int, cache: Path) -> list[dict[
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     found = _compiled(90, "bf16", 128, tmp_path)
     attention, layers = ("_attend_split", "_attend_part"), ("_norm", "_rotate_and_write", "_write", "_gate")
-    sampling = ("_fill_in", "_largest", "_weigh", "_collect", "_choose")
+    sampling = ("_edit", "_fill_in", "_largest", "_weigh", "_collect", "_choose")
     assert {each["kernel"] for each in found} == {*attention, *layers, *sampling, "_multiply_groups", "_widen"}
     assert not any(each["spilled_bytes"] for each in found)
     assert all(each["multiplies_by_warp_groups"] for each in found if each["kernel"] == "_attend_part")

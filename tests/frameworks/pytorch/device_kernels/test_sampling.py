@@ -12,13 +12,14 @@ from frameworks.core.errors import ModelFailed
 from frameworks.pytorch.generation.decoders.device_queue import SampledIds, StreamQueue
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
+from frameworks.pytorch.generation.sampling.state import SamplingState
 from tests.frameworks.pytorch.generation.sampling_cases import CPU, random_logits, state_of
 from tests.support.kernel_device import IS_INTERPRETED, KERNEL_DEVICE
 from tests.support.step_recording import recording
 
 pytest.importorskip("triton", reason="Triton has packages for Linux only")
 
-from frameworks.pytorch.device_kernels.sampling import fill_in
+from frameworks.pytorch.device_kernels.unread_tokens import fill_in
 
 # The interpreter computes with numpy, which warns of infinite numbers and NaN.
 pytestmark = [
@@ -32,6 +33,11 @@ DEVICE = torch.device(KERNEL_DEVICE)
 
 def sampler_of(size: int, rows: int = 40) -> DeviceSampler:
     return DeviceSampler(DEVICE, size, SampledIds(DEVICE, rows), StreamQueue(DEVICE))
+
+
+def sampled(sampler: DeviceSampler, logits: torch.Tensor, states: list[SamplingState], *unread: int) -> list[Any]:
+    """Return what is sampled. `unread`: rows of the last step; the states know their tokens without them."""
+    return list(sampler.launch(logits.to(DEVICE), states, unread or [-1] * len(states)).read())
 
 
 samplings = st.fixed_dictionaries(
@@ -61,7 +67,7 @@ def test_tokens_equal_those_of_cpu(
     logits = ((logits * 2).round() / 2 if is_coarse else logits).to(dtype)
     states = [state_of(size, **row) for row in rows]
     expected = Sampler(CPU, size).sample(logits, states)
-    assert sampler_of(size).launch(logits.to(DEVICE), states).read() == expected
+    assert sampled(sampler_of(size), logits, states) == expected
 
 
 @settings(max_examples=10)
@@ -77,7 +83,61 @@ def test_ends_of_random_numbers_equal_those_of_cpu(uniforms: list[float], top_p:
         state.uniform = uniform
         states.append(state)
     expected = Sampler(CPU, 200).sample(logits, states)
-    assert sampler_of(200).launch(logits.to(DEVICE), states).read() == expected
+    assert sampled(sampler_of(200), logits, states) == expected
+
+
+penalties = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 1.0]), "seed": st.integers(0, 1000)},
+    optional={
+        "repetition_penalty": st.sampled_from([0.5, 1.25, 8.0]),
+        "frequency_penalty": st.sampled_from([-0.5, 2.0]),
+        "presence_penalty": st.sampled_from([0.5, 4.0]),
+        "logit_bias": st.dictionaries(st.integers(0, 19), st.sampled_from([-3.0, 2.0, float("-inf")]), max_size=4),
+        "top_k": st.integers(1, 9),
+    },
+)
+edited = st.tuples(penalties, st.lists(st.integers(0, 19), min_size=1, max_size=30), st.integers(0, 4), st.booleans())
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(edited, min_size=1, max_size=5), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_penalties_count_token_that_is_unread(
+    rows: list[tuple[dict[str, Any], list[int], int, bool]], dtype: torch.dtype
+) -> None:
+    """Of a text, the last token stands on the device only, in any row of the last step."""
+    size = 20
+    logits = ((random_logits(len(rows), size) * 4).round() / 4).to(dtype)
+    sampler = sampler_of(size, 9)
+    known, ours, unread = [], [], []
+    for row, (sampling, text, min_tokens, is_unread) in enumerate(rows):
+        request = {"min_tokens": min_tokens, "stop_token_ids": frozenset({3, 7}), "prompt_ids": (1, 2, 2)}
+        known.append(state_of(size, text=text, request=request, **sampling))
+        ours.append(state_of(size, text=text[:-1] if is_unread else text, request=request, **sampling))
+        unread.append(8 - row if is_unread else -1)
+        if is_unread:
+            ours[-1].expect()
+            sampler._sampled.ids[8 - row] = text[-1]
+    expected = Sampler(CPU, size).sample(logits, known)
+    found = sampled(sampler, logits, ours, *unread)
+    assert [getattr(each, "token_id", type(each)) for each in found] == [
+        getattr(each, "token_id", type(each)) for each in expected
+    ]
+
+
+def test_edits_of_many_tokens_and_rows() -> None:
+    """Of more rows than the buffers hold, which read the ids of the last step before they are replaced."""
+    size, rows = 5000, 37
+    logits = random_logits(rows, size)
+    bias = {token_id: float(token_id % 5) for token_id in range(0, size, 2)}
+    known = [state_of(size, temperature=0, text=[row, 1], logit_bias=bias, presence_penalty=9.0) for row in range(rows)]
+    ours = [state_of(size, temperature=0, text=[row], logit_bias=bias, presence_penalty=9.0) for row in range(rows)]
+    logits[:, 1] = 11.0
+    sampler = sampler_of(size)
+    sampler._sampled.ids[:] = 1
+    for state in ours:
+        state.expect()
+    found = sampled(sampler, logits, ours, *reversed(range(rows)))
+    assert found == Sampler(CPU, size).sample(logits, known)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {}, {"top_p": 0.9}], ids=["greedy", "drawn", "truncated"])
@@ -89,7 +149,7 @@ def test_logits_that_are_not_finite_fail_their_row(sampling: dict[str, Any]) -> 
     logits[4, 17:] = -torch.inf
     states = [state_of(5000, **sampling) for _ in range(5)]
     sampler = sampler_of(5000)
-    found = sampler.launch(logits.to(DEVICE), states).read()
+    found = sampled(sampler, logits, states)
     assert [type(each) for each in found] == [Sampled, ModelFailed, ModelFailed, ModelFailed, Sampled]
     expected = Sampler(CPU, 5000).sample(logits, states)
     assert [found[0], found[4]] == [expected[0], expected[4]]
@@ -101,7 +161,7 @@ def test_more_rows_than_buffers_hold() -> None:
     logits = random_logits(37, 50)
     states = [state_of(50, seed=row, temperature=row % 3) for row in range(37)]
     sampler = sampler_of(50)
-    found = sampler.launch(logits.to(DEVICE), states).read()
+    found = sampled(sampler, logits, states)
     assert found == Sampler(CPU, 50).sample(logits, states)
     assert sampler._sampled.ids[:37].tolist() == [each.token_id for each in found if isinstance(each, Sampled)]
 
@@ -110,7 +170,7 @@ def test_two_steps_are_read_in_order() -> None:
     sampler = sampler_of(300)
     steps = [random_logits(3, 300, seed) for seed in (1, 2)]
     states = [state_of(300, temperature=0) for _ in range(3)]
-    unread = [sampler.launch(logits.to(DEVICE), states) for logits in steps]
+    unread = [sampler.launch(logits.to(DEVICE), states, [-1] * 3) for logits in steps]
     for given_step, logits in zip(unread, steps, strict=True):
         assert [each.token_id for each in given_step.read() if isinstance(each, Sampled)] == logits.argmax(1).tolist()
 
@@ -132,6 +192,6 @@ def test_sampling_reads_nothing_on_the_host(sampling: dict[str, Any], launches: 
     sampler = DeviceSampler(meta, 5000, SampledIds(meta, 8), StreamQueue(meta))
     states = [state_of(5000, **sampling) for _ in range(8)]
     with recording(meta, runs_kernels=False) as recorded:
-        sampler._sample(torch.empty(8, 5000, device=meta), [sampler._kind_of(state) for state in states])
+        sampler._sample(torch.empty(8, 5000, device=meta), [sampler._kind_of(state) for state in states], None)
     assert [name for name in recorded.names if name.startswith("_")] == recorded.names
     assert len(recorded.names) == launches

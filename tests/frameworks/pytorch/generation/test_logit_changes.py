@@ -24,7 +24,7 @@ TOKENS = st.integers(0, SIZE - 1)
 def changed(logits: torch.Tensor, changes: LogitProcessor) -> torch.Tensor:
     """Return the changed row."""
     row = logits.clone()
-    token_ids, divisors, shifts = (torch.from_numpy(array.copy()) for array in changes.current())
+    token_ids, divisors, shifts, _ = (torch.from_numpy(array.copy()) for array in changes.current())
     assert len(set(token_ids.tolist())) == len(token_ids)
     row[token_ids] = torch.where(row[token_ids] < 0, row[token_ids] * divisors, row[token_ids] / divisors) + shifts
     return row

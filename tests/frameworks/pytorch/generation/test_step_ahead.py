@@ -40,6 +40,7 @@ SAMPLINGS = {
     "drawn": Sampling(temperature=0.9, seed=11),
     "narrow": Sampling(temperature=1.2, top_k=20, top_p=0.8, min_p=0.02, seed=4),
     "penalised": Sampling(temperature=0, frequency_penalty=3.0),
+    "biased": Sampling(temperature=0.8, repetition_penalty=1.3, logit_bias={7: 2.0}, seed=2),
     "scored": Sampling(temperature=0, top_logprobs=2),
 }
 
@@ -53,6 +54,7 @@ class Text:
     max_tokens: int
     sampling: str
     stops: frozenset[int]
+    min_tokens: int
     is_constrained: bool
     tenant: int
 
@@ -65,6 +67,7 @@ class Text:
             self.max_tokens,
             SAMPLINGS[self.sampling],
             stop_token_ids=self.stops,
+            min_tokens=min(self.min_tokens, self.max_tokens),
             matcher=matcher,
             tenant=TENANTS[self.tenant],
             **more,
@@ -83,8 +86,9 @@ texts = st.builds(
     shared=st.sampled_from([0, 0, 33, 64, 70]),
     length=st.integers(1, 30),
     max_tokens=st.integers(0, 24),
-    sampling=st.sampled_from(["greedy", "greedy", "greedy", "drawn", "narrow", "penalised", "scored"]),
+    sampling=st.sampled_from(["greedy", "greedy", "greedy", "drawn", "narrow", "penalised", "biased", "scored"]),
     stops=st.sampled_from([frozenset(), frozenset(), frozenset(range(0, VOCABULARY_SIZE, 9))]),
+    min_tokens=st.sampled_from([0, 0, 5]),
     is_constrained=st.sampled_from([False] * 7 + [True]),
     tenant=st.sampled_from([0, 0, 0, 1, 2]),
 )
