@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 import torch
 
 from frameworks.core.errors import RoundhouseError
+from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, Mark, PinnedTable, SampledIds, current
 from frameworks.pytorch.generation.sampling.multinomial import max_weight
 from frameworks.pytorch.generation.sampling.sampler import Sampled, missing_token_error
@@ -77,6 +79,11 @@ class DeviceSampler:
     def catch_up(self) -> None:
         """Let operators of torch follow the step's launches: the host samples it."""
         self._queue.catch_up()
+
+    def finish(self) -> None:
+        """Wait for all steps before their memory is released, also for one that is never read."""
+        with current(self._device), suppress(*RUN_ERRORS):  # a device that failed has nothing to wait for
+            self._queue.mark().synchronize()
 
     def launch(self, logits: torch.Tensor, states: Sequence[SamplingState], unread_rows: Sequence[int]) -> UnreadTokens:
         """Sample a token of each row, without a wait for the device.

@@ -168,7 +168,8 @@ class GeneratingModel:
         for number, wanted in enumerate(_WARM_UP_PROMPTS):
             length = max(1, min(wanted, spec.max_context_tokens - _WARM_UP_TOKENS))
             prompt = tuple((7 * number + position) % spec.vocabulary_size for position in range(length))
-            sampling = Sampling(top_p=0.9, seed=number)
+            # Kernels are compiled for each kind of sampling: the second text has a penalty.
+            sampling = Sampling(top_p=0.9, presence_penalty=float(number), seed=number)
             self.add(SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, sampling, priority=DEFAULT_PRIORITY))
         try:
             while self.has_work:
@@ -193,6 +194,8 @@ class GeneratingModel:
         """As StepModel.close."""
         for switch in self._switches:
             switch.close()
+        if self._parts is not None and self._parts.device_sampler is not None:
+            self._parts.device_sampler.finish()
         self._parts = self._in_flight = None
         self._sequences.clear()
         empty_cache(self._device)

@@ -151,6 +151,16 @@ def test_next_step_is_given_before_last_is_read() -> None:
     assert queue.num_late
 
 
+def test_close_waits_for_dropped_step() -> None:
+    queue = LateQueue(Random(1))
+    model = model_of(queue)
+    model.add(request(1, COMMON[:5], 4))
+    stepped(model)
+    model.abort(1)
+    model.close()
+    assert not queue._given
+
+
 def test_last_token_by_length_needs_no_further_step() -> None:
     model = model_of(StreamQueue(CPU))
     model.add(request(1, COMMON[:5], 2))
