@@ -144,14 +144,14 @@ def _progress(name: str) -> Progress:
 def explain(message: str, by_deployment: Mapping[str, str]) -> str:
     """Return why an application failed, from Ray's messages of it and of its deployments.
 
-    Of an error of the project, such as a model without files, only its text is left; of any other error all is.
+    Of an error of the project, such as a model without files, only its text is left, and nothing of other deployments:
+    Ray starts them again, for example after the end of a node. Of any other error all is left.
     """
-    lines, is_explained = [], False
+    explained, others = [], [message]
     for name, text in by_deployment.items():
         own = list(_OWN_ERROR.finditer(text))
         if own:
-            is_explained = True
-            lines.append(f"{name}: {text[own[-1].end() :].strip()}")
+            explained.append(f"{name}: {text[own[-1].end() :].strip()}")
         elif text:
-            lines.append(f"{name}: {text}")
-    return "\n".join(lines if is_explained else [message, *lines])
+            others.append(f"{name}: {text}")
+    return "\n".join(explained or others)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Check and measure Roundhouse on this machine. No network is used.
 #
-#   ./gpu-check.sh [--cpu] [tests|steps|generation|texts|memory ...]     without names: every part, at most 8 minutes each
+#   ./gpu-check.sh [--cpu] [tests|steps|generation|texts|images|memory ...]
+#
+# Without names: every part, at most 8 minutes each.
 #
 # PYTHON   the Python that has torch, transformers and onnxruntime; default python3
 # WORK     folder of the environment, the unpacked project and the models; default ./work, kept for the next run
@@ -19,11 +21,11 @@ device=cuda parts=()
 for argument; do
     case $argument in
         --cpu) device=cpu ;;
-        tests | steps | generation | texts | memory) parts+=("$argument") ;;
-        *) echo "usage: gpu-check.sh [--cpu] [tests|steps|generation|texts|memory ...]; got $argument" >&2; exit 2 ;;
+        tests | steps | generation | texts | images | memory) parts+=("$argument") ;;
+        *) echo "usage: gpu-check.sh [--cpu] [tests|steps|generation|texts|images|memory ...]; got $argument" >&2; exit 2 ;;
     esac
 done
-[[ ${#parts[@]} -gt 0 ]] || parts=(tests steps generation texts memory)
+[[ ${#parts[@]} -gt 0 ]] || parts=(tests steps generation texts images memory)
 mkdir -p "$work" "$results"
 
 install() {

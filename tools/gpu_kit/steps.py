@@ -9,7 +9,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ from frameworks.pytorch.registry import TorchRegistry
 from frameworks.quantization.copies import QuantizedCopies
 from tools.bench.shared.language_models import BILLION, EIGHT_HEADS, SMALL, VOCABULARY_SIZE, LlamaShape, save_llama
 from tools.bench.shared.table import Row
+from tools.gpu_kit.static_cache import static_cache_rows
 
 _LIMIT_S = 420.0
 _CONTEXT_TOKENS = 8192
@@ -48,9 +49,11 @@ class Scale:
 
 
 SCALES = {
-    "cuda": Scale((BILLION, EIGHT_HEADS), ("bf16", "int8"), (0.55, 0.7), (1, 8, 32), 64, 8000, 8192, 1 << 30),
+    "cuda": Scale((BILLION, EIGHT_HEADS), ("bf16", "int8", "int4"), (0.55, 0.7), (1, 8, 32), 64, 8000, 8192, 1 << 30),
     "cpu": Scale((SMALL,), ("f32",), (0.0,), (1, 4), 8, 200, 512, 1 << 26),
 }
+_BYTES_OF_WEIGHT = {"int4": 0.5 + 1 / 16, "int8": 1 + 1 / 16, "bf16": 2.0, "f32": 4.0}
+"""Integers have a scale of 2 bytes for each group of 32."""
 PREFILL_TARGET = 0.6
 """The part of the matrix rate that a long prompt is to reach."""
 
@@ -77,6 +80,7 @@ def measure_steps(work: Path, device: str) -> Iterator[Row]:
                     yield from steps.rows(shape, scale, bandwidth, rate, target)
                 finally:
                     steps.close()
+            yield from static_cache_rows(folder, shape.label, device, dtype, scale.steps)
         finally:
             shutil.rmtree(folder)
         longest_s = max(longest_s, time.perf_counter() - shape_began_s)
@@ -89,7 +93,7 @@ class _Steps:
         self._device, self._dtype = device, dtype
         performance = PerformanceSettings(max_batch_size=max_texts)
         registry = TorchRegistry(performance, None, QuantizedCopies(work / "copies"))
-        entry = TorchModelEntry(name="llama", path=folder, device=device, dtype=dtype, min_cosine=0.5)  # type: ignore[arg-type]
+        entry = TorchModelEntry(name="llama", path=folder, device=device, dtype=dtype, min_cosine=0.0)  # type: ignore[arg-type]
         [found, *_] = DeviceManager(SystemProbe()).candidates("llama", registry.needs(entry, folder))
         models: list[Any] = list(registry.load(entry, folder, found))
         [self._model] = models
@@ -101,15 +105,12 @@ class _Steps:
     def rows(self, shape: LlamaShape, scale: Scale, bandwidth: float, rate: float, target: float) -> Iterator[Row]:
         """Yield rows of decodes, and of a prompt. `bandwidth`: bytes/s. `rate`: FLOP/s. `target`: for one text."""
         multiplied = shape.num_multiplied
-        weight_bytes = multiplied * {"int8": 1, "bf16": 2, "f32": 4}[self._dtype]
+        weight_bytes = multiplied * _BYTES_OF_WEIGHT[self._dtype]
         for callers in scale.callers:
             limit_s = weight_bytes / bandwidth
             with_graphs_s = self._decode_s(callers, scale.steps)
             compared = f"limit of the bandwidth {limit_s * 1e3:.2f} ms: {limit_s / with_graphs_s:.2f} of it"
-            if self._graphs is not None and self._device == "cuda":
-                self._runner.step = None
-                compared += f"; without graphs {self._decode_s(callers, scale.steps) * 1e3:.2f} ms"
-                self._runner.step = self._graphs
+            compared += "".join(f"; {way} {seconds * 1e3:.2f} ms" for way, seconds in self._others_s(callers, scale))
             yield Row(
                 f"{shape.label}, {self._dtype}: decode step of {callers} texts",
                 f"{with_graphs_s * 1e3:.2f} ms, {callers / with_graphs_s:.0f} tokens/s",
@@ -124,6 +125,19 @@ class _Steps:
             f"≥ {PREFILL_TARGET} of the limit" if target else "-",
             f"limit of the matrix rate {limit_s * 1e3:.0f} ms: {limit_s / prompt_s:.2f} of it",
         )
+
+    def _others_s(self, callers: int, scale: Scale) -> Iterator[tuple[str, float]]:
+        """Yield the seconds of a step where the host does more: it reads each step before the next, or launches all."""
+        if self._device != "cuda":
+            return
+        whole = self._model._parts
+        self._model._parts = replace(whole, device_sampler=None)
+        yield "sampled by the host", self._decode_s(callers, scale.steps)
+        self._model._parts = whole
+        if self._graphs is not None:
+            self._runner.step = None
+            yield "without graphs", self._decode_s(callers, scale.steps)
+            self._runner.step = self._graphs
 
     def close(self) -> None:
         """Free the memory of the device."""

@@ -1,4 +1,4 @@
-"""Measure texts per second of MiniLM beside the library alone, and compare the embeddings."""
+"""Measure texts per second of MiniLM and BERT-base beside the library alone, and compare the embeddings."""
 
 import asyncio
 import time
@@ -18,11 +18,11 @@ from tools.bench.shared.load import closed_loop, request_of
 from tools.bench.shared.rounds import in_turn, ratio
 from tools.bench.shared.servers import RunningServer, roundhouse
 from tools.bench.shared.table import Row
-from tools.gpu_kit.minilm import write_minilm
+from tools.gpu_kit.minilm import BERT_BASE, write_minilm
 
 _BATCH = 64
 _LEAST_COSINE = 0.999
-_PATH = "/models/minilm/infer"
+_PATH = "/models/encoder/infer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,16 @@ SCALES = {"cuda": Scale(512, 10_000, 3), "cpu": Scale(32, 100, 1)}
 
 
 def measure_texts(files: Path, work: Path, device: str) -> Iterator[Row]:
-    """Yield a row for one caller, 32 callers and one long list. Raises RuntimeError if embeddings differ."""
+    """Yield rows for one caller, 32 callers and one long list. Raises RuntimeError if embeddings differ."""
+    for label, others in (("MiniLM", {}), ("BERT-base", BERT_BASE)):
+        model = write_minilm(files, work / label, **others)
+        yield from _rows(label, model, work, device)
+
+
+def _rows(label: str, model: Path, work: Path, device: str) -> Iterator[Row]:
     scale = SCALES[device]
-    model = write_minilm(files, work / "minilm")
-    config = work / "minilm.toml"
-    entry = f'[[models.torch_models]]\nname = "minilm"\npath = "{model}"\ndevice = "{device}"\n'
+    config = work / "encoder.toml"
+    entry = f'[[models.torch_models]]\nname = "encoder"\npath = "{model}"\ndevice = "{device}"\n'
     config.write_text(entry, encoding="utf-8")
     dtype = "float16" if device == "cuda" else "float32"
     alone = TorchEncoder(str(model), threads=0, device=device, dtype=dtype)
@@ -52,7 +57,7 @@ def measure_texts(files: Path, work: Path, device: str) -> Iterator[Row]:
         if cosine < _LEAST_COSINE:
             raise RuntimeError(f"expected embeddings with a cosine of at least {_LEAST_COSINE}, got {cosine:.5f}")
         yield Row(
-            "MiniLM: least cosine between served and in-process embeddings", f"{cosine:.6f}", f"≥ {_LEAST_COSINE}"
+            f"{label}: least cosine between served and in-process embeddings", f"{cosine:.6f}", f"≥ {_LEAST_COSINE}"
         )
         singles = [request_of(_PATH, orjson.dumps({"text": text})) for text in mixed]
         many = orjson.dumps({"text": short})
@@ -67,7 +72,7 @@ def measure_texts(files: Path, work: Path, device: str) -> Iterator[Row]:
             seconds = in_turn(both, scale.rounds)
             rates = {name: [len(texts) / each for each in of_way] for name, of_way in seconds.items()}
             yield Row(
-                f"MiniLM ({dtype}), {what}",
+                f"{label} ({dtype}), {what}",
                 f"{median(rates['ours']):.0f} texts/s, {ratio(rates['ours'], rates['alone']):.2f} times",
                 compared=f"in-process, sorted, batches of {_BATCH}: {median(rates['alone']):.0f} texts/s",
             )

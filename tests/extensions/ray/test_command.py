@@ -10,11 +10,21 @@ RuntimeError: Traceback (most recent call last):
   File "hosted.py", line 69, in load
     raise InvalidModel(version.reply.error.message)
 """
+OWN = "frameworks.core.errors.InvalidModel: "
 
 
 def test_explain_model_error_leaves_its_text() -> None:
-    message = f"{TRACEBACK}frameworks.core.errors.InvalidModel: a/model.onnx: no such file or folder\n"
+    message = f"{TRACEBACK}{OWN}a/model.onnx: no such file or folder\n"
     assert explain(APPLICATION, {"Ingress": "", "model-m": message}) == "model-m: a/model.onnx: no such file or folder"
+
+
+def test_explain_model_error_leaves_nothing_of_others() -> None:
+    """Such as a replica on a node that has ended: Ray starts it again."""
+    by_deployment = {
+        "Ingress": f"{TRACEBACK}ray.exceptions.ActorDiedError: gone",
+        "model-m": f"{TRACEBACK}{OWN}no file",
+    }
+    assert explain(APPLICATION, by_deployment) == "model-m: no file"
 
 
 def test_explain_other_error_leaves_all() -> None:
