@@ -1,8 +1,13 @@
 """Requests that share batches: each gets the result of its single run; the batches are counted and described."""
 
 import json
+import os
 import random
+import signal
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,17 @@ def teach(server: RunningServer, model: str, row: list[float]) -> None:
     """Run two large batches, so that the cost model knows them: its first batches are small otherwise."""
     for _ in range(2):
         server.infer(model, input_data=[row] * 32)
+
+
+@contextmanager
+def halted(server: RunningServer, seconds: float) -> Iterator[None]:
+    """Halt the server in the block and for some seconds after it, so that many requests wait when it continues."""
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+        time.sleep(seconds)
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
 
 
 class TestBatches:
@@ -69,7 +85,9 @@ class TestBatches:
             # How many requests wait at once depends on the machine.
             while rounds < 20:
                 rounds += 1
-                answers = [each.result() for each in [many.ask(model, text=text) for text in texts]]
+                with halted(server, 0.1 * (rounds - 1)):
+                    asked = [many.ask(model, text=text) for text in texts]
+                answers = [each.result() for each in asked]
                 for answer, wanted in zip(answers, alone, strict=True):
                     assert answer.status_code == 200, answer.text
                     assert np.abs(np.array(answer.json()["embeddings"]) - np.array(wanted)).max() < 1e-5

@@ -57,7 +57,6 @@ class DeviceSampler:
         self._unread_tokens = unread_tokens
         self._queue = queue
         self._sampled = sampled
-        self._vocabulary_size = vocabulary_size
         self._max_weight = max_weight(vocabulary_size)
         self._buffers = kernels.SamplingBuffers.make(vocabulary_size, min(most, _ROWS_TOGETHER), device)
         self._parameters = PinnedTable((most, kernels.PARAMETERS), torch.float64, device, queue)
