@@ -45,7 +45,7 @@ def measure_images(work: Path, device: str) -> Iterator[Row]:
     config = work / "resnet.toml"
     entry = f'[[models.torch_models]]\nname = "resnet"\npath = "{folder}"\ndevice = "{device}"\n'
     config.write_text(entry, encoding="utf-8")
-    alone_s = partial(_alone_s, folder, device, scale.images)
+    alone_s = partial(_alone_s, _model(folder, device), device, scale.images)
     with roundhouse(config=config, cores=None) as server:
         requests = [request_of(_PATH, orjson.dumps({"image": each})) for each in _files(16)]
         for callers in (1, 32):
@@ -95,11 +95,10 @@ def _files(count: int) -> Sequence[str]:
     return files
 
 
-def _alone_s(folder: Path, device: str, images: int) -> float:
+def _alone_s(model: Any, device: str, images: int) -> float:
     """Return the seconds of the model alone on pixels that are on the device."""
     import torch
 
-    model = _model(folder, device)
     dtype = next(model.parameters()).dtype
     pixels = torch.randn(min(_BATCH, images), 3, _SIZE, _SIZE, device=device, dtype=dtype)
     pixels = pixels.to(memory_format=torch.channels_last)

@@ -1,11 +1,11 @@
 """Triton kernels of sampling: a token id of each row of logits stays on the device, for the next step to read.
 
-The weights of a row are integers, as in `generation/sampling/multinomial.py`: sums are exact in any order. So a
-token is that of the CPU where the exponentials are. Nothing is sorted: the candidates of top-k, top-p and min-p are
-few. They are collected, and their limits are found by bisection over the bits of a weight.
+The weights of a row are integers, as in `generation/sampling/multinomial.py`: sums are exact in any order. So the
+token is the one that the CPU samples, where both compute the same exponentials. Nothing is sorted: the candidates of
+top-k, top-p and min-p are few. They are collected, and their limits are found by bisection over the bits of a weight.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
@@ -17,10 +17,10 @@ PARAMETERS = 12
 """Of a row: kind, temperature, top_k, top_p, min_p and the uniform random number; the first of its edits and their end;
 the row of the last step that has its last token, or -1, and the penalties of that token: divisor, frequency, presence.
 """
-# Columns that one program reads, and of candidates in one pass.
+# Columns that one program reads, and candidates that one pass reads.
 _COLUMNS = 4096
 _CANDIDATES = 1024
-# More columns a thread would spill its registers.
+# With more columns a thread spills registers.
 _WARPS = 8
 # Candidates have at least 2 ** -n of the largest weight, with the least n of these that suffices; else all tokens.
 _LEVELS = 16
@@ -271,9 +271,8 @@ def _choose(
 
 @dataclass(frozen=True, slots=True)
 class SamplingBuffers:
-    """For up to `rows` rows of `size` logits: the buffers of the kernels."""
+    """The buffers of the kernels, for up to `rows` rows."""
 
-    size: int
     rows: int
     changed: torch.Tensor
     maxima: torch.Tensor
@@ -287,14 +286,13 @@ class SamplingBuffers:
 
     @classmethod
     def make(cls, size: int, rows: int, device: torch.device) -> "SamplingBuffers":
-        """Allocate them: 16 bytes for each logit."""
+        """Allocate them for rows of `size` logits: 16 bytes for each logit."""
         splits = triton.cdiv(size, _COLUMNS)
 
         def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.empty(rows, *shape, dtype=dtype, device=device)
 
         return cls(
-            size,
             rows,
             empty(torch.float32, size),
             empty(torch.float32, splits),
@@ -310,8 +308,8 @@ class SamplingBuffers:
     @property
     def size_bytes(self) -> int:
         """Return their memory on the device."""
-        own = (self.changed, self.weights, self.found, self.found_columns, self.levels, self.totals, self.maxima)
-        return sum(each.nbytes for each in own)
+        values = (getattr(self, each.name) for each in fields(self))
+        return sum(each.nbytes for each in values if isinstance(each, torch.Tensor))
 
 
 def sample_rows(

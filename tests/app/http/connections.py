@@ -24,7 +24,7 @@ IDLE_S = HANGS_AFTER_S
 MAX_BYTES = 2_000_000
 LEAD_BYTES = 3
 SEND_BUFFERS_BYTES = (4096, 300_000)
-"""Of the kernel for a connection. From one of the larger size, the kernel asks for more when 100,000 bytes are read."""
+"""Of the kernel for a connection. With the larger one it asks for more only after 200,000 bytes are read."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -72,18 +72,13 @@ class StreamQueue:
         """As DeviceQueue.catch_up."""
 
 
-def queue_of(device: torch.device) -> DeviceQueue:
-    """Return the queue of a device."""
-    return StreamQueue(device)
-
-
 class _Passed:
     def synchronize(self) -> None:
         pass
 
 
 class PinnedTable:
-    """Numbers that are written by the host and copied to a device, or the other way round: the same buffers each time.
+    """Values that the host writes and copies to a device: the same buffers each time.
 
     `host` and `device`: tensors of one shape and dtype.
     """
@@ -95,13 +90,13 @@ class PinnedTable:
         self._copied: Mark | None = None
 
     def wait(self) -> None:
-        """Wait until the last copy is complete; the host may then read, or write again."""
+        """Wait until the last copy is complete; the host may then write again."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
 
-    def send(self, size: int | None = None) -> None:
-        """Copy to the device, the first `size` rows or all."""
+    def send(self, size: int) -> None:
+        """Copy the first `size` rows to the device."""
         self._queue.copy(self.host[:size], self.device[:size])
         self._copied = self._queue.mark()
 

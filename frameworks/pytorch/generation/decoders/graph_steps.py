@@ -105,8 +105,7 @@ class GraphSteps:
         max_texts = len(sampled.ids)
         self._tables = _DecodeTables(sampled.ids.device, max_texts, max_blocks, queue)
         self._buckets = buckets_of(max_texts)
-        self._results: dict[int, torch.Tensor] = {}
-        self._replays: dict[int, Callable[[], object]] = {}
+        self._captured: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
 
     def capture(self) -> None:
         """Capture the graphs of all buckets. Raises RuntimeError where a step cannot be captured."""
@@ -119,7 +118,7 @@ class GraphSteps:
             layout = self._tables.layout(texts)
             self._tables.fill(texts, [])
             with torch.inference_mode():
-                self._replays[texts], self._results[texts] = self._graphs.capture(partial(self._compute, layout))
+                self._captured[texts] = self._graphs.capture(partial(self._compute, layout))
             step()
 
     def _compute(self, layout: StepLayout) -> torch.Tensor:
@@ -150,8 +149,9 @@ class GraphSteps:
         """Compute a step of decodes; return logits [parts, vocabulary], valid until the next step."""
         texts = next(each for each in self._buckets if each >= len(parts))
         self._tables.fill(texts, parts)
-        self._queue.run(self._replays[texts])
-        return self._results[texts][: len(parts)]
+        replay, result = self._captured[texts]
+        self._queue.run(replay)
+        return result[: len(parts)]
 
 
 def graphs_of(device: torch.device) -> Graphs | None:

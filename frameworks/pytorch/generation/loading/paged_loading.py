@@ -15,7 +15,7 @@ from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.device_attention import DeviceAttention
-from frameworks.pytorch.generation.decoders.device_queue import SampledIds, current, queue_of
+from frameworks.pytorch.generation.decoders.device_queue import SampledIds, StreamQueue, current
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, graphs_of
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
@@ -85,7 +85,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         decoder, torch_device, DTYPES[load.dtype], folder, compiled_adapters, awaits_compiled=code is not None
     )
     runner = PagedRunner(
-        decoder, cache, layouts, adapters, step, None if sampled is None else queue_of(torch_device), sampled
+        decoder, cache, layouts, adapters, step, None if sampled is None else StreamQueue(torch_device), sampled
     )
     log_trials(maker.products, entry.name, load.bits or load.dtype)
     report: QuantizationReport | None = None
@@ -96,7 +96,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     else:
         reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
-    given = _given_to_device(load, runner, shape.vocabulary_size, max_context_tokens)
+    on_device = _device_parts(load, runner, shape.vocabulary_size, max_context_tokens)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None and not has_kernels
     switched = SwitchParts(
@@ -106,18 +106,18 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         runner,
         pool,
         max_context_tokens,
-        maker.held_bytes + table_bytes + cache.size_bytes + given.size_bytes,
+        maker.held_bytes + table_bytes + cache.size_bytes + on_device.size_bytes,
         report,
         adapters,
         products=maker.products,
         dtype=dtype,
         switch=None if code is None else KernelSwitch(switched, code),
-        graphs=given.graphs,
-        device_sampler=given.sampler,
+        graphs=on_device.graphs,
+        device_sampler=on_device.sampler,
     )
 
 
-class _Given(NamedTuple):
+class _DeviceParts(NamedTuple):
     """The parts of a step that the device does by itself. `graphs`: as GenerationSpec.graphs. `sampler`: None where the
     host samples. `size_bytes`: on the device.
     """
@@ -127,19 +127,21 @@ class _Given(NamedTuple):
     size_bytes: int
 
 
-def _given_to_device(load: GeneratorLoad, runner: PagedRunner, vocabulary_size: int, max_context_tokens: int) -> _Given:
+def _device_parts(
+    load: GeneratorLoad, runner: PagedRunner, vocabulary_size: int, max_context_tokens: int
+) -> _DeviceParts:
     """Let graphs compute the decodes of a runner, and kernels sample, where they can."""
     name, device = load.entry.name, torch.device(load.device.id)
     if runner.queue is None or runner.sampled is None:
         if device.type != "cuda":
-            return _Given(None, None, 0)
+            return _DeviceParts(None, None, 0)
         reason = device_kernels.unavailable_because(device)
         log.warning("steps run without the kernels for this device, which takes longer", model=name, reason=reason)
-        return _Given(f"none: {reason}", None, 0)
+        return _DeviceParts(f"none: {reason}", None, 0)
     sampler = DeviceSampler(device, vocabulary_size, runner.sampled, runner.queue)
     graphs = graphs_of(device)
     if graphs is None:
-        return _Given(None, sampler, sampler.size_bytes)
+        return _DeviceParts(None, sampler, sampler.size_bytes)
     steps = GraphSteps(runner.decoder, graphs, runner.queue, runner.sampled, -(-max_context_tokens // BLOCK_TOKENS))
     try:
         with current(device):
@@ -147,10 +149,10 @@ def _given_to_device(load: GeneratorLoad, runner: PagedRunner, vocabulary_size: 
     except RuntimeError as error:
         reason, _, _ = str(error).partition("\n")
         log.warning("decode steps run without graphs", model=name, reason=reason)
-        return _Given(f"none: {reason}", sampler, sampler.size_bytes)
+        return _DeviceParts(f"none: {reason}", sampler, sampler.size_bytes)
     runner.step = steps
     log.info("decode steps run as graphs", model=name, max_texts=steps.max_texts, graph_bytes=steps.size_bytes)
-    return _Given(f"up to {steps.max_texts} texts", sampler, steps.size_bytes + sampler.size_bytes)
+    return _DeviceParts(f"up to {steps.max_texts} texts", sampler, steps.size_bytes + sampler.size_bytes)
 
 
 def _decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: LinearMaker) -> Decoder:

@@ -1,6 +1,5 @@
 """Sample on a device with kernels: the token ids stay there for the next step, and the host reads them later."""
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,7 +11,7 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, Mark, PinnedTable, SampledIds, current
 from frameworks.pytorch.generation.sampling.multinomial import max_weight
-from frameworks.pytorch.generation.sampling.sampler import Sampled, missing_token_error
+from frameworks.pytorch.generation.sampling.sampler import Sampled, sampled_rows
 from frameworks.pytorch.generation.sampling.state import SamplingState
 
 # Rows that share the buffers; those behind them are sampled after them.
@@ -33,13 +32,7 @@ class UnreadTokens:
     def read(self) -> list[Sampled | RoundhouseError]:
         """Wait for the device, and return the token of each row or its error."""
         self._mark.synchronize()
-        token_ids, bits = self._found
-        return [
-            Sampled(token_id) if math.isfinite(maximum) else missing_token_error(state, maximum)
-            for state, token_id, maximum in zip(
-                self._states, token_ids.tolist(), bits.view(torch.float32).tolist(), strict=True
-            )
-        ]
+        return sampled_rows(self._states, self._found[0], self._found[1].view(torch.float32))
 
 
 class DeviceSampler:

@@ -63,7 +63,7 @@ class Sampler:
             if all([state.is_plain for state in states]):  # noqa: C419 - a list is faster, and most steps get here
                 values = logits.to(self._device, torch.float32)
                 token_ids, maxima = self._choose(values, logits.dtype, states, ties)
-                return self._results(states, token_ids, maxima)
+                return sampled_rows(states, token_ids, maxima)
             # Before any call waits for the device, which may still be computing the logits.
             constrained = [row for row, state in enumerate(states) if state.matcher is not None]
             failures = self._masks.fill(states, constrained) if constrained else {}
@@ -73,7 +73,7 @@ class Sampler:
             redrawn = [row for row, state in enumerate(states) if state.draft is not None]
             if redrawn:
                 token_ids = self._redraw(values, maxima, token_ids, states, redrawn)
-            results = self._results(states, token_ids, maxima)
+            results = sampled_rows(states, token_ids, maxima)
             token_ids = _force(results, token_ids, states)
             self._add_logprobs(results, logits, token_ids, states)
         for row, failure in failures.items():
@@ -200,14 +200,6 @@ class Sampler:
         candidates = num_candidates([states[row].top_k for row in cut], self._vocabulary_size)
         return Truncation(table[:, 1:2].long(), table[:, 2:3], table[:, 3:4], *candidates)
 
-    def _results(
-        self, states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor
-    ) -> list[Sampled | RoundhouseError]:
-        return [
-            Sampled(token_id) if math.isfinite(maximum) else missing_token_error(state, maximum)
-            for state, token_id, maximum in zip(states, token_ids.tolist(), maxima.tolist(), strict=True)
-        ]
-
     def _add_logprobs(
         self,
         results: list[Sampled | RoundhouseError],
@@ -253,7 +245,17 @@ def _force(
     return token_ids.index_copy(0, rows, values)
 
 
-def missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:
+def sampled_rows(
+    states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor
+) -> list[Sampled | RoundhouseError]:
+    """Return the token of each row, or an error where its largest logit is not finite: both [rows]."""
+    return [
+        Sampled(token_id) if math.isfinite(maximum) else _missing_token_error(state, maximum)
+        for state, token_id, maximum in zip(states, token_ids.tolist(), maxima.tolist(), strict=True)
+    ]
+
+
+def _missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:
     if maximum == -math.inf:
         if state.matcher is not None:
             return InvalidInput("constraint", "no token of the model's vocabulary can continue the text")

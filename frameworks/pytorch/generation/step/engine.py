@@ -144,14 +144,14 @@ class GeneratingModel:
         step, self._in_flight = self._in_flight or self._launch(parts, held), None
         if step is None:
             return StepResult([], [], failed, parts.scheduler.stats(self._block_bytes))
-        parts.scheduler.advance(step.plan)
-        following = self._launch(parts, held) if self._expect_tokens(step) else None
-        sampled = self._on_device(parts, step.plan, partial(step.read, parts.sampler))
         plan = step.plan
+        parts.scheduler.advance(plan)
+        following = self._launch(parts, held) if self._expect_tokens(step) else None
+        sampled = self._on_device(parts, plan, partial(step.read, parts.sampler))
         costs = tuple([(share.tenant, cost) for share, cost in plan.costs.items()])
         result = StepResult([], plan.begun, failed, _NO_STATS, len(plan.parts), costs)
-        if step.plan.is_scored:
-            result.scored = self._scorer.take_scored(step.plan.parts)
+        if plan.is_scored:
+            result.scored = self._scorer.take_scored(plan.parts)
         self._take_all(parts, step, sampled, result)
         self._learn(parts, step, result)
         if self._sequences:
