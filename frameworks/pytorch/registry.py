@@ -15,12 +15,12 @@ from frameworks.pytorch import device_kernels, kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
+from frameworks.pytorch.device.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.encoders.image_folders import find_images
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.packed_files import read_files
-from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_bits_run_on
 from frameworks.pytorch.tasks.needs import task_bytes
 from frameworks.pytorch.weights import WeightFiles, read_weight_files

@@ -10,10 +10,11 @@ from typing import Any, cast
 import torch
 
 from frameworks.generation.types import GenerationSpec
-from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, SampledIds
+from frameworks.pytorch.device.queue import DeviceQueue
 from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, StepLayout
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.sampling.sampler import Sampler

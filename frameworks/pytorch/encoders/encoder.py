@@ -11,10 +11,10 @@ import structlog
 import torch
 
 from frameworks.core.errors import InvalidInput, InvalidModel
+from frameworks.pytorch.device.pinned import pinned_arrays
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
 from frameworks.pytorch.encoders.token_modules import TokenModules, TokenStates
-from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
 from frameworks.text.padding import PaddedTokens, pad

@@ -10,9 +10,9 @@ import torch
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import ImageProcessor
+from frameworks.pytorch.device.pinned import pinned_arrays
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
-from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.quantization.warm_up_images import black_pixels
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length

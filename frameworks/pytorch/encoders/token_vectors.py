@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings
+from frameworks.pytorch.device.pinned import pinned_arrays
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.pytorch.quantize import held_bytes
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.text.late_interaction import LateInteraction

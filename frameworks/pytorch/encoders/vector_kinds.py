@@ -15,8 +15,8 @@ import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.pytorch.device.pinned import pinned_arrays
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.pytorch.quantize import held_bytes
 from frameworks.text.pickled_tensors import HEADS, read_pickled_tensors
 from frameworks.text.tokenizer import TextTokenizer

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from frameworks.pytorch.pinned import PINNED, pinned_arrays
+from frameworks.pytorch.device.pinned import PINNED, pinned_arrays
 from frameworks.text.padding import pad
 from memory.buffers import Array, HostBuffers
 from memory.settings import MemorySettings

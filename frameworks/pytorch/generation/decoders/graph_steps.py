@@ -7,86 +7,24 @@ them. vLLM (Kwon et al., 2023) does the same.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameworks.core.progress import phase, step
+from frameworks.pytorch.device.graphs import Graphs, OnDevice
+from frameworks.pytorch.device.queue import DeviceQueue, PinnedTable
 from frameworks.pytorch.generation.decoders.decoder import Decoder
-from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, PinnedTable, SampledIds
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.decoders.step_tables import StepTables
 from frameworks.scheduling.steps.sequence import StepPart
 
-_HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "masked_select"})
-_COPIES = frozenset({"_to_copy", "copy_"})
 _SMALL_BUCKETS = (1, 2, 4)
 _BUCKET_STEP = 8
 # Token ids, positions, blocks, offsets, lengths and sources, a row each; the block table follows.
 _ROWS = 6
-
-
-class Graphs(Protocol):
-    """Captures what a device computes."""
-
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return a function that computes it again with the same tensors, and the tensor of its results.
-
-        Runs it once before. Raises RuntimeError for what cannot be captured, as a wait for the device.
-        """
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the memory of the device that the graphs hold, with their results."""
-        ...
-
-
-class CudaGraphs:
-    """Graphs of a CUDA device, which share their memory: one of them runs at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = torch.cuda.graph_pool_handle()
-        self.size_bytes = 0
-
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-        """As Graphs.capture."""
-        with torch.cuda.device(self._device):
-            current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                compute()  # compiles kernels, and makes the workspaces of libraries
-            current.wait_stream(stream)
-            torch.cuda.empty_cache()
-            reserved = torch.cuda.memory_reserved()
-            graph = torch.cuda.CUDAGraph()
-            # Threads of other models may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                result = compute()
-            # The memory of the capture stays with the pool of the graphs.
-            self.size_bytes += max(0, torch.cuda.memory_reserved() - reserved)
-        return graph.replay, result
-
-
-class _OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises RuntimeError for an operator by which the host waits for the device, or copies to it.
-
-    A capture would fail there, and might leave the device's allocator in the middle of it, so this comes before. Only
-    this thread is affected.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in _HOST_READS:
-            raise RuntimeError(f"a step waits for the device: {name}")
-        result = func(*args, **(kwargs or {}))
-        if name in _COPIES and len({each.device for each in (*args, result) if isinstance(each, torch.Tensor)}) > 1:
-            raise RuntimeError("a step copies between host and device")
-        return result
 
 
 class GraphSteps:
@@ -111,7 +49,7 @@ class GraphSteps:
         """Capture the graphs of all buckets. Raises RuntimeError where a step cannot be captured."""
         phase("capturing graphs", len(self._buckets), "graphs")
         self._tables.fill(1, [])
-        with torch.inference_mode(), _OnDevice():  # type: ignore[no-untyped-call]
+        with torch.inference_mode(), OnDevice():  # type: ignore[no-untyped-call]
             self._compute(self._tables.layout(1))
         # The largest first: the others fit its memory.
         for texts in reversed(self._buckets):
@@ -152,11 +90,6 @@ class GraphSteps:
         replay, result = self._captured[texts]
         self._queue.run(replay)
         return result[: len(parts)]
-
-
-def graphs_of(device: torch.device) -> Graphs | None:
-    """Return what captures graphs of a device; None where nothing does."""
-    return CudaGraphs(device) if device.type == "cuda" else None
 
 
 def buckets_of(max_texts: int) -> list[int]:

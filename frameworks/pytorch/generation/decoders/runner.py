@@ -4,10 +4,11 @@ from typing import Protocol
 
 import torch
 
+from frameworks.pytorch.device.queue import DeviceQueue, current
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.decoder import Decoder
-from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, SampledIds, current
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.scheduling.steps.sequence import StepPart, StepPlan
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.pytorch.generation.decoders.device_queue import SampledIds
 from frameworks.pytorch.generation.decoders.kv_cache import (
     BLOCK_TOKENS,
     CacheSlots,
@@ -17,6 +16,7 @@ from frameworks.pytorch.generation.decoders.kv_cache import (
     causal_mask,
     masked_bias,
 )
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_tables import StepTables, logit_rows_of, make_tables, rows_of
 from frameworks.pytorch.generation.weights.linear import padded_rows
 from frameworks.scheduling.steps.sequence import StepPart

@@ -9,18 +9,20 @@ import torch
 from frameworks.core.errors import InvalidModel
 from frameworks.core.progress import phase, working
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.device.graphs import graphs_of
+from frameworks.pytorch.device.queue import StreamQueue, current
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.compiled_step import compiled_step
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.device_attention import DeviceAttention
-from frameworks.pytorch.generation.decoders.device_queue import SampledIds, StreamQueue, current
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
-from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, graphs_of
+from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
 from frameworks.pytorch.generation.decoders.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.loading.cached_model import CachedModel

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from frameworks.core.errors import RoundhouseError
+from frameworks.pytorch.device.queue import DeviceQueue, Mark, PinnedTable, current
 from frameworks.pytorch.device_errors import RUN_ERRORS
-from frameworks.pytorch.generation.decoders.device_queue import DeviceQueue, Mark, PinnedTable, SampledIds, current
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.sampling.multinomial import max_weight
 from frameworks.pytorch.generation.sampling.sampler import Sampled, sampled_rows
 from frameworks.pytorch.generation.sampling.state import SamplingState

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.core.errors import ModelFailed
-from frameworks.pytorch.generation.decoders.device_queue import SampledIds, StreamQueue
+from frameworks.pytorch.device.queue import StreamQueue
+from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState

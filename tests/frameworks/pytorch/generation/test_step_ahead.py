@@ -16,7 +16,7 @@ from frameworks.core.errors import ModelFailed, OutOfMemory
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation.decoders.device_queue import StreamQueue
+from frameworks.pytorch.device.queue import StreamQueue
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from tests.frameworks.pytorch.generation.generating import GREEDY, ids_of, request, run_out, stepped
 from tests.frameworks.pytorch.generation.sampling_cases import AllowedIds

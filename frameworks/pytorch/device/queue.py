@@ -1,4 +1,4 @@
-"""The queue of a device: copies and launches in their order, and the token ids sampled from logits that stay there."""
+"""The queue of a device: copies and launches in their order."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -99,18 +99,3 @@ class PinnedTable:
         """Copy the first `size` rows to the device."""
         self._queue.copy(self.host[:size], self.device[:size])
         self._copied = self._queue.mark()
-
-
-class SampledIds:
-    """The token ids that a model's last step sampled, on the device. `ids`: int32 [most texts of a step]."""
-
-    def __init__(self, device: torch.device, max_texts: int) -> None:
-        self.ids = torch.zeros(max_texts, dtype=torch.int32, device=device)
-
-    def fill_in(self, token_ids: torch.Tensor, sources: torch.Tensor) -> None:
-        """Set the token ids of the rows whose source is not -1 to the sampled ids there. `sources`: int32 [rows], of
-        the first rows of `token_ids`, int32.
-        """
-        from frameworks.pytorch.device_kernels.unread_tokens import fill_in
-
-        fill_in(token_ids, sources, self.ids)

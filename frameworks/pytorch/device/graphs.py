@@ -1,0 +1,75 @@
+"""Graphs of a device: launches that are captured once, with the addresses of their tensors, and replayed as one."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "masked_select"})
+_COPIES = frozenset({"_to_copy", "copy_"})
+
+
+class Graphs(Protocol):
+    """Captures what a device computes."""
+
+    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        """Return a function that computes it again with the same tensors, and the tensor of its results.
+
+        Runs it once before. Raises RuntimeError for what cannot be captured, as a wait for the device.
+        """
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the memory of the device that the graphs hold, with their results."""
+        ...
+
+
+class CudaGraphs:
+    """Graphs of a CUDA device, which share their memory: one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self.size_bytes = 0
+
+    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        """As Graphs.capture."""
+        with torch.cuda.device(self._device):
+            current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                compute()  # compiles kernels, and makes the workspaces of libraries
+            current.wait_stream(stream)
+            torch.cuda.empty_cache()
+            reserved = torch.cuda.memory_reserved()
+            graph = torch.cuda.CUDAGraph()
+            # Threads of other models may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                result = compute()
+            # The memory of the capture stays with the pool of the graphs.
+            self.size_bytes += max(0, torch.cuda.memory_reserved() - reserved)
+        return graph.replay, result
+
+
+class OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises RuntimeError for an operator by which the host waits for the device, or copies to it.
+
+    A capture would fail there, and might leave the device's allocator in the middle of it, so this comes before. Only
+    this thread is affected.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _HOST_READS:
+            raise RuntimeError(f"a step waits for the device: {name}")
+        result = func(*args, **(kwargs or {}))
+        if name in _COPIES and len({each.device for each in (*args, result) if isinstance(each, torch.Tensor)}) > 1:
+            raise RuntimeError("a step copies between host and device")
+        return result
+
+
+def graphs_of(device: torch.device) -> Graphs | None:
+    """Return what captures graphs of a device; None where nothing does."""
+    return CudaGraphs(device) if device.type == "cuda" else None
