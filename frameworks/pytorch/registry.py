@@ -17,7 +17,7 @@ from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
 from frameworks.pytorch.device.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.pytorch.encoders.image_folders import find_images
+from frameworks.pytorch.encoders.images.folders import find_images
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.packed_files import read_files
@@ -34,7 +34,7 @@ from frameworks.text.sentence_modules.router import Side, Sides, read_sides
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
-    from frameworks.pytorch.encoders.image_encoder import ImageModel
+    from frameworks.pytorch.encoders.images.encoder import ImageModel
     from frameworks.pytorch.encoders.sides import SidedModel
     from frameworks.pytorch.generation.loading.served import GeneratorLoad, GeneratorPerformance
     from frameworks.pytorch.generation.step.engine import GeneratingModel
@@ -149,7 +149,7 @@ class TorchRegistry:
         copies = None if bits is None else self._copies
         images = find_images(files.folder)
         if images is not None:
-            from frameworks.pytorch.encoders.image_loading import load_image_models
+            from frameworks.pytorch.encoders.images.loading import load_image_models
 
             return load_image_models(files, images, loading, copies)
         _check_task(files)

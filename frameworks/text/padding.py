@@ -1,7 +1,7 @@
 """Pad the token ids of a batch of texts into one array.
 
 The pad token is chosen by `read_text_config` of `config.py`; for PyTorch by `_pad_token_id` of
-`frameworks/pytorch/encoders/loading.py`, and for the text tower of image models of `image_loading.py`.
+`frameworks/pytorch/encoders/loading.py`, and for the text tower of image models of `images/loading.py`.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.images.processor import Array, ImageProcessor
 from frameworks.images.reference import ReferenceProcessor
-from frameworks.pytorch.encoders.image_families import (
+from frameworks.pytorch.encoders.images.families import (
     CLASSIFIERS,
     EMBEDDERS,
     LIMITED_CLASSIFIERS,

@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 
 from frameworks.core.errors import InvalidInput, InvalidModel
-from frameworks.pytorch.encoders.image_encoder import ImageModel
+from frameworks.pytorch.encoders.images.encoder import ImageModel
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch
 from tests.frameworks.models.loading import load_torch_model

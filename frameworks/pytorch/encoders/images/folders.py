@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.images.spec import PREPROCESSOR_FILE
-from frameworks.pytorch.encoders.image_families import EMBEDDERS, reason_not_served
+from frameworks.pytorch.encoders.images.families import EMBEDDERS, reason_not_served
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor

@@ -17,9 +17,9 @@ from frameworks.images.reference import ReferenceProcessor
 from frameworks.images.spec import ImageSpec
 from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.device_errors import RUN_ERRORS
-from frameworks.pytorch.encoders.image_encoder import PIXELS, ImageModel, Rows, TextTower, pooled
-from frameworks.pytorch.encoders.image_families import POOLINGS
-from frameworks.pytorch.encoders.image_folders import ImageFolder
+from frameworks.pytorch.encoders.images.encoder import PIXELS, ImageModel, Rows, TextTower, pooled
+from frameworks.pytorch.encoders.images.families import POOLINGS
+from frameworks.pytorch.encoders.images.folders import ImageFolder
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
