@@ -223,7 +223,8 @@ class ModelSpec:
     of that of the model. `generation`: only of a generating model. `products`: of a
     generating model on a CPU, the kernels of its linear layers. `awaits_kernels`: compiled ones may replace them, when
     they have been compiled. `is_composite`: other models of the server compute it. `pipeline`: of a model that answers
-    as a pipeline of transformers does.
+    as a pipeline of transformers does. `graphs`: which runs, or decode steps, are graphs of the device, or why none is;
+    None on a device without graphs.
     """
 
     framework: str
@@ -249,6 +250,7 @@ class ModelSpec:
     awaits_kernels: bool = False
     is_composite: bool = False
     pipeline: TaskSpec | None = None
+    graphs: str | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)

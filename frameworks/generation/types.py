@@ -184,8 +184,7 @@ class GenerationSpec:
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
     runs with transformers' caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
     tokens of a text to fill in. `adapters`: those that requests may name. `template_variables`: those of the chat
-    template that requests may set. `forced_tokens`: of each text without a constraint. `graphs`: which decode steps run
-    as graphs of the device, or why none does; None: the device has none.
+    template that requests may set. `forced_tokens`: of each text without a constraint.
     """
 
     max_context_tokens: int
@@ -200,7 +199,6 @@ class GenerationSpec:
     adapters: tuple[AdapterSpec, ...] = ()
     template_variables: frozenset[str] = frozenset()
     forced_tokens: ForcedTokens = NOT_FORCED
-    graphs: str | None = None
 
 
 class TokenText(NamedTuple):

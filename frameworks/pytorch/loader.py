@@ -89,6 +89,9 @@ def load_encoder(
     config: Any = model.config
     if hasattr(config, "use_cache"):
         config.use_cache = False
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        # Gemma 2: torch's attention has no soft cap, and transformers finds that out in the first run.
+        model.set_attn_implementation("eager")  # type: ignore[operator]
     _check_nothing_missing(folder, model, [key for key in missing if needs_pooler or "pooler" not in key])
     return model
 

@@ -145,7 +145,7 @@ class TorchRegistry:
                 draft = self._generator_load(draft_files, device, performance, bits)
             return [load_generator(self._generator_load(files, device, performance, bits), draft)]
         dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
-        loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
+        loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool, self._max_rows(entry))
         copies = None if bits is None else self._copies
         images = find_images(files.folder)
         if images is not None:
@@ -185,7 +185,9 @@ class TorchRegistry:
                 raise InvalidModel(f'{folder}: dtype: expected no "int8" for a model with a Router; remove it')
             dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
             threads = self._performance.num_intra_op_threads(entry.instances)
-            loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
+            loading = EncoderLoading(
+                device, dtype, threads, self._enable_memory_mapping, self._pool, self._max_rows(entry)
+            )
             found.append(load_encoders(files, loading, None))
         return [SidedModel(folder, *each) for each in zip(*found, strict=True)]
 

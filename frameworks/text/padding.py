@@ -17,13 +17,14 @@ class PaddedTokens:
     """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding.
 
     `token_type_ids`: the same shape for pairs of texts; else None. `unpooled`: number of first
-    tokens of each text that the pooling leaves out; None: none.
+    tokens of each text that the pooling leaves out; None: none. `all_attended`: the mask is 1 on all tokens.
     """
 
     input_ids: Array
     attention_mask: Array
     token_type_ids: Array | None = None
     unpooled: Sequence[int] | None = None
+    all_attended: bool = True
 
     @property
     def pooling_mask(self) -> Array:

@@ -131,7 +131,7 @@ class ModelDescription(ResponseBody):
         description="paged, or transformers and the reason why its own caches are used; null without text generation."
     )
     graphs: str | None = Field(
-        description="Which decode steps run as CUDA graphs, or none and the reason; null for other models and devices."
+        description="Which runs or decode steps are CUDA graphs, or none and the reason; null on other devices."
     )
     warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
     inputs: list[TensorDescription] | None
@@ -266,7 +266,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "awaits_kernels": bool(spec and spec.awaits_kernels),
         "progress": work_of(slot.name),
         "attention": _attention(spec),
-        "graphs": spec.generation.graphs if spec and spec.generation else None,
+        "graphs": spec.graphs if spec else None,
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,

@@ -25,6 +25,7 @@ from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
+    from frameworks.pytorch.encoders.packed_texts import PackedTexts
 
 log = structlog.get_logger(__name__)
 
@@ -56,13 +57,15 @@ class EncoderModel(DeviceModel):
         padding: TextPadding,
         intra_op_threads: int,
         pool: TensorPool | None = None,
+        packed: "PackedTexts | None" = None,
     ) -> None:
         """`padding`: of all instances of the model. `intra_op_threads`: CPU threads of one run. `pool`: of the pinned
-        memory through which tokens reach a GPU.
+        memory through which tokens reach a GPU. `packed`: the runs without padding; None on other devices.
         """
         super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
         self._pooling = head.pooling
         self._padding = padding
+        self._packed = packed
         self._vectors = head.vectors
         self._tokens = head.tokens
         self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
@@ -87,7 +90,10 @@ class EncoderModel(DeviceModel):
         assert self.tokenizer is not None
         try:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
-            because = self._reason_not_padded(self.tokenizer)
+            trial = self.tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
+            if self._packed is not None:
+                self._try_without_padding(self._packed, trial)
+            because = self._reason_not_padded(trial)
         except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
 
@@ -99,21 +105,26 @@ class EncoderModel(DeviceModel):
     def close(self) -> None:
         """As BatchModel.close."""
         super().close()
-        self._tokens = None
+        self._tokens = self._packed = None
 
-    def _reason_not_padded(self, tokenizer: TextTokenizer) -> str | None:
+    def _try_without_padding(self, packed: "PackedTexts", token_ids: list[list[int]]) -> None:
+        """Let the runs of all instances be without padding where the texts get the same rows."""
+        if self._padding.pad_token_id is not None:
+            packed.try_out(token_ids, self._padding.pad_token_id, self._trial_rows, text_tolerance(self.spec))
+        self.spec = replace(self.spec, graphs=packed.graphs, memory_bytes=self.spec.memory_bytes + packed.size_bytes)
+
+    def _reason_not_padded(self, token_ids: list[list[int]]) -> str | None:
         if self._padding.pad_token_id is None:
             return "the model has no padding token; each text runs alone"
+        return self._padding.reason_not_shared(token_ids, self._trial_rows, text_tolerance(self.spec))
 
-        def run(batch: TokenBatch) -> Array:
-            rows = self._run_on_device(lambda model: {TEXT_OUTPUT: self._run(model, batch)}, lambda: _described(batch))[
-                TEXT_OUTPUT
-            ]
-            assert isinstance(rows, np.ndarray)
-            return self._trial_row(rows)
-
-        token_ids = tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
-        return self._padding.reason_not_shared(token_ids, run, text_tolerance(self.spec))
+    def _trial_rows(self, batch: TokenBatch) -> Array:
+        """Run texts together, whatever earlier trials found; return what is compared."""
+        rows = self._run_on_device(lambda model: {TEXT_OUTPUT: self._run(model, batch)}, lambda: _described(batch))[
+            TEXT_OUTPUT
+        ]
+        assert isinstance(rows, np.ndarray)
+        return self._trial_row(rows)
 
     def _trial_row(self, rows: Array) -> Array:
         """Return a row of numbers for each text, to compare two runs."""
@@ -151,7 +162,10 @@ class EncoderModel(DeviceModel):
         if tokens.token_type_ids is not None:
             own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
             types["token_type_ids"] = own
-        return model(input_ids=input_ids, attention_mask=mask, **types), mask, input_ids
+        if self._packed is None:
+            return model(input_ids=input_ids, attention_mask=mask, **types), mask, input_ids
+        with self._packed.running(tokens):
+            return model(input_ids=input_ids, attention_mask=mask, **types), mask, input_ids
 
     def _embedded(self, tokens: PaddedTokens, output: Any, mask: torch.Tensor, input_ids: torch.Tensor) -> Array:
         """Return one row per text from what `_encoded` returns."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,8 @@ from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.cpu_layers.packed import pack_layers
+from frameworks.pytorch.device.graphs import graphs_of
+from frameworks.pytorch.device.queue import StreamQueue
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
 from frameworks.pytorch.encoders.positions import usable_positions_of
@@ -35,6 +37,9 @@ from frameworks.text.words.tokenizer import load_word_tokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
 
+if TYPE_CHECKING:
+    from frameworks.pytorch.encoders.packed_texts import PackedTexts
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -52,7 +57,7 @@ class ModelFiles:
 @dataclass(frozen=True, slots=True)
 class EncoderLoading:
     """How encoders are loaded. `dtype`: f32, f16 or bf16. `intra_op_threads`: CPU threads of one run. `pool`: of pinned
-    memory.
+    memory. `max_batch_size`: texts or images of one run.
     """
 
     device: Device
@@ -60,6 +65,7 @@ class EncoderLoading:
     intra_op_threads: int
     enable_memory_mapping: bool
     pool: TensorPool | None
+    max_batch_size: int
 
 
 def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedCopies | None) -> list[EncoderModel]:
@@ -95,7 +101,25 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     spec, make = _with_own_class(files, model, tokenizer, spec)
-    return [make(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
+    packed = _packed_texts(model, loading, config.max_tokens) if has_layers else None
+    return [
+        make(model, tokenizer, spec, head, padding, threads, loading.pool, packed) for _ in range(files.entry.instances)
+    ]
+
+
+def _packed_texts(model: torch.nn.Module, loading: EncoderLoading, max_tokens: int) -> "PackedTexts | None":
+    """Return the runs of a model without padding; None on other devices than CUDA."""
+    device = torch.device(loading.device.id)
+    if device.type != "cuda":
+        return None
+    # A server without CUDA needs none of it.
+    from frameworks.pytorch.encoders.packed_layers import PackedLayers
+    from frameworks.pytorch.encoders.packed_texts import PackedTexts
+    from frameworks.pytorch.encoders.varlen_attention import flash_attention, unavailable_because
+
+    layers = PackedLayers(model, flash_attention)
+    layers.reason = layers.reason or unavailable_because(device, next(model.parameters()).dtype)
+    return PackedTexts(layers, device, StreamQueue(device), graphs_of(device), loading.max_batch_size, max_tokens)
 
 
 def _kind_without_int8(config: TextConfig) -> str | None:

@@ -35,8 +35,10 @@ class TokenVectorModel(EncoderModel):
     def _run(self, model: torch.nn.Module, batch: TokenBatch) -> Array:
         with pinned_arrays(self._pool) as empty:
             tokens = self._padded(batch, empty)
-            for row, attended in enumerate(batch.attended or ()):
-                tokens.attention_mask[row, attended:] = 0
+            if batch.attended is not None:
+                tokens = replace(tokens, all_attended=False)
+                for row, attended in enumerate(batch.attended):
+                    tokens.attention_mask[row, attended:] = 0
             vectors = self._computed(model, tokens)
         rows = np.empty(batch.rows, object)
         for row, ids in enumerate(batch.token_ids):

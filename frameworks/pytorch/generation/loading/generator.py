@@ -158,6 +158,6 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
             can_infill=tokenizer.infill_tokens is not None,
             template_variables=frozenset() if template is None else template.variables,
             forced_tokens=forced_tokens(folder, vocabulary_size),
-            graphs=served.graphs,
         ),
+        graphs=served.graphs,
     )

@@ -120,7 +120,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
 
 
 class _DeviceParts(NamedTuple):
-    """The parts of a step that the device does by itself. `graphs`: as GenerationSpec.graphs. `sampler`: None where the
+    """The parts of a step that the device does by itself. `graphs`: as ModelSpec.graphs. `sampler`: None where the
     host samples. `size_bytes`: on the device.
     """
 

@@ -53,7 +53,7 @@ class ServedModel:
     `adapters`: None where it supports none. `splits_prompts`: whether a prompt may be computed in parts.
     `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
     `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
-    which the caller starts; None where the model waits for none. `graphs`: as GenerationSpec.graphs. `device_sampler`:
+    which the caller starts; None where the model waits for none. `graphs`: as ModelSpec.graphs. `device_sampler`:
     None where the host samples.
     """
 

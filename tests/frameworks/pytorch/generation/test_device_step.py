@@ -78,7 +78,7 @@ def test_graphs_compute_decodes(made_once: FolderMaker, tmp_path: Path, patch: p
 
     patch.setattr(paged_loading, "graphs_of", graphs_of)
     model = load_on_device(folder, patch, checks_logits=False, **entry)
-    assert model.spec.generation.graphs == "up to 2 texts"
+    assert model.spec.graphs == "up to 2 texts"
     assert len(graphs[0].captured) == 2
     adapter_ids = [0, 0, model.spec.generation.adapters[0].number, 0]
     asked = [request(i, PROMPTS[0], 2 + i % 3, adapter_id=adapter_id) for i, adapter_id in enumerate(adapter_ids)]
@@ -98,7 +98,7 @@ def test_step_that_reads_the_device_has_no_graphs(made_once: FolderMaker, patch:
     patch.setattr(FusedLlamaDecoder, "logits", waiting)
     patch.setattr(paged_loading, "graphs_of", SimulatedGraphs)
     model = load_on_device(made_once(save_causal_model), patch, checks_logits=False)
-    assert model.spec.generation.graphs.startswith("none: a step waits for the device: ")
+    assert model.spec.graphs.startswith("none: a step waits for the device: ")
 
 
 def test_step_that_waits_runs_without_graphs(made_once: FolderMaker, patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_step_that_waits_runs_without_graphs(made_once: FolderMaker, patch: pyte
     patch.setattr(paged_loading, "graphs_of", lambda device: NoGraphs())
     folder = made_once(save_causal_model)
     model = load_on_device(folder, patch, checks_logits=False)
-    assert model.spec.generation.graphs == "none: operation not permitted when stream is capturing"
+    assert model.spec.graphs == "none: operation not permitted when stream is capturing"
     asked = request(0, PROMPTS[0], 2)
     assert ids_of(model, asked) == ids_of(load_generating(folder), asked)
 

@@ -45,7 +45,7 @@ def test_decodes_are_graphs(made_once: FolderMaker, family: str) -> None:
     """Texts join and leave, more than have a graph of their own."""
     folder = made_once(save_causal_model, model_type=family)
     model = _load_there(folder, dtype="f32", max_batch_size=12)
-    assert model.spec.generation.graphs == "up to 12 texts"
+    assert model.spec.graphs == "up to 12 texts"
     asked = [request(i, PROMPTS[i % len(PROMPTS)], 3 + 5 * (i % 4)) for i in range(14)]
     assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
 

@@ -1,0 +1,199 @@
+"""Let the layers of a transformers model compute all texts of a run as one row of tokens.
+
+transformers' models look their attention function and their mask up in a table, by a name. Ours find the run of their
+thread: the boundaries of the texts in a row of tokens, or whether any text is padded.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+from frameworks.pytorch.encoders.varlen_attention import VarlenAttention
+
+_ATTENTION = "roundhouse_texts"
+# Options of an attention function that change nothing here.
+_IGNORED_OPTIONS = frozenset(
+    {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "deterministic"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """The tokens of all texts of a run, on the device. `values`: int32 [ids, positions and types, tokens]. `starts`:
+    int32 [texts + 1]. `longest`: the most tokens of a text.
+    """
+
+    values: torch.Tensor
+    starts: torch.Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of texts in a thread. `states`: computes the last states [texts, longest, size] from a row of tokens; None
+    where the model gets padded texts. `is_padded`: whether any of them has padding.
+    """
+
+    states: Callable[[], torch.Tensor] | None
+    is_padded: bool
+
+
+class _Thread(threading.local):
+    run: Run | None = None
+    inside: "tuple[PackedLayers, TokenRow] | None" = None
+    """While the layers compute a row of tokens."""
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def running(run: Run) -> Iterator[None]:
+    """Let the models of this thread compute texts this way."""
+    _THREAD.run = run
+    try:
+        yield
+    finally:
+        _THREAD.run = None
+
+
+class PackedLayers:
+    """The layers of one model. `reason`: why they cannot take a row of tokens; None where a trial may show it."""
+
+    def __init__(self, model: Any, attention: VarlenAttention) -> None:
+        """`model`: of transformers. It gets the attention function and the masks of this module."""
+        self.reason: str | None = None
+        self.largest_window: int | None = None
+        """Of the attention of all rows so far, in tokens on a side with the own one; 0 without any, None before."""
+        self._attention = attention
+        self._model = getattr(model, "base_model", None)
+        # A language model that scores answers is within another module.
+        looks_up = model if hasattr(model, "set_attn_implementation") else getattr(model, "model", None)
+        if looks_up is None or looks_up.config._attn_implementation != "sdpa":
+            self.reason = f"{type(model).__name__} needs an attention of its own"
+            return
+        looks_up.set_attn_implementation(_ATTENTION)
+        parameters = signature(self._model.forward).parameters if self._model is not None else {}
+        if self._model is None or "position_ids" not in parameters:
+            self.reason = f"{type(model).__name__} takes no positions"
+            return
+        self._reads_types = "token_type_ids" in parameters
+        self._model.__class__ = _packing(type(self._model))
+        if isinstance(pooler := getattr(self._model, "pooler", None), torch.nn.Module):
+            pooler.__class__ = _pooling_later(type(pooler))
+
+    def states(self, row: TokenRow) -> torch.Tensor:
+        """Return the last states [tokens, size]."""
+        assert self._model is not None
+        _THREAD.inside = (self, row)
+        try:
+            values = row.values[:, None]
+            types = {"token_type_ids": values[2]} if self._reads_types else {}
+            # transformers passes a mask of four axes as it is. Without any it would look for texts in the positions,
+            # and wait for the device.
+            mask = values.new_ones(1, 1, 1, 1, dtype=torch.bool)
+            output = self._model(input_ids=values[0], position_ids=values[1], attention_mask=mask, **types)
+            states: torch.Tensor = output.last_hidden_state
+            return states[0]
+        finally:
+            _THREAD.inside = None
+
+    def attend(
+        self, row: TokenRow, rows: list[torch.Tensor], scale: float | None, window: int | None, is_causal: bool
+    ) -> torch.Tensor:
+        """Attend within each text. `rows`: query, key and value, as VarlenAttention. `window`: tokens on a side, with
+        the own one.
+        """
+        self.largest_window = max(self.largest_window or 0, window or 0)
+        before = -1 if window is None else window - 1
+        query, key, value = rows
+        sides = (before, 0 if is_causal else before)
+        return self._attention(query, key, value, row.starts, row.longest, scale, sides)
+
+
+@cache
+def _packing(kind: type) -> type:
+    """Return a class of models that packs the texts of a run. It has the name of its base: transformers looks by it."""
+    original: Any = kind.forward  # type: ignore[attr-defined]
+
+    @wraps(original)
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        run = _THREAD.run
+        if run is None or run.states is None or _THREAD.inside is not None:
+            return original(self, *arguments, **options)
+        states = run.states()
+        pooler = getattr(self, "pooler", None)
+        pooled = pooler(states) if isinstance(pooler, torch.nn.Module) else None
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
+
+    return type(kind.__name__, (kind,), _named(kind) | {"forward": forward})
+
+
+@cache
+def _pooling_later(kind: type) -> type:
+    """Return a class of poolers that waits for the padded states: in one row of tokens only one text has a first."""
+    original: Any = kind.forward  # type: ignore[attr-defined]
+
+    @wraps(original)
+    def forward(self: Any, states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        is_inside = _THREAD.inside is not None
+        return states if is_inside else original(self, states, *arguments, **options)
+
+    return type(kind.__name__, (kind,), _named(kind) | {"forward": forward})
+
+
+def _named(kind: type) -> dict[str, str]:
+    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers' attention functions: [1, heads, tokens, head size] → [1, tokens, heads, head size]."""
+    if _THREAD.inside is None:
+        attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
+        return attended
+    layers, row = _THREAD.inside
+    scaling, window, is_causal = (options.pop(name, None) for name in ("scaling", "sliding_window", "is_causal"))
+    # A layer with an unknown option (biases by distance, soft caps) would get a wrong result.
+    strange = [name for name, given in options.items() if name not in _IGNORED_OPTIONS and given is not None]
+    if strange:
+        raise ValueError(f"{type(module).__name__} needs {', '.join(strange)} of its attention")
+    is_causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    rows = [each[0].transpose(0, 1) for each in (query, key, value)]
+    found = layers.attend(row, rows, scaling, window, is_causal)
+    # As transformers' own functions: some models take a view of it.
+    return found[None].contiguous(), None
+
+
+def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
+    """As transformers' mask of sdpa, which asks the device whether any text is padded; the host knows it here."""
+    run = _THREAD.run
+    if run is not None:
+        if run.is_padded:
+            options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        else:
+            options["attention_mask"] = None
+    mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
+    return mask
+
+
+AttentionInterface.register(_ATTENTION, _attend)
+AttentionMaskInterface.register(_ATTENTION, _mask)
