@@ -22,8 +22,8 @@ def masked_attention(
             is_seen = is_seen & (side <= limit)
     # A kernel computes no rows behind the most tokens of a text.
     is_seen = is_seen & (at - starts[texts - 1] < longest)[None]
-    rows = [each.transpose(0, 1)[None] for each in (query, key, value)]
+    query, key, value = (each.transpose(0, 1)[None] for each in (query, key, value))
     attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
-        *rows, attn_mask=is_seen, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, attn_mask=is_seen, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )
     return attended[0].transpose(0, 1)

@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "masked_select"})
 _COPIES = frozenset({"_to_copy", "copy_"})
+_SMALL_BUCKETS = (1, 2, 4)
+_BUCKET_STEP = 8
 
 
 class Graphs(Protocol):
@@ -73,3 +75,9 @@ class OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def graphs_of(device: torch.device) -> Graphs | None:
     """Return what captures graphs of a device; None where nothing does."""
     return CudaGraphs(device) if device.type == "cuda" else None
+
+
+def buckets_of(max_rows: int) -> list[int]:
+    """Return the numbers of texts or images that have a graph: 1, 2, 4, then the multiples of 8, then `max_rows`."""
+    found = [*_SMALL_BUCKETS, *range(_BUCKET_STEP, max_rows, _BUCKET_STEP)]
+    return [each for each in found if each < max_rows] + [max_rows]

@@ -47,6 +47,8 @@ class EncoderModel(DeviceModel):
     """One thread at a time calls `infer`."""
 
     image_processor: "ImageProcessor | None" = None
+    packed: "PackedTexts | None" = None
+    """The runs of all instances without padding; None on other devices than CUDA."""
 
     def __init__(
         self,
@@ -57,15 +59,13 @@ class EncoderModel(DeviceModel):
         padding: TextPadding,
         intra_op_threads: int,
         pool: TensorPool | None = None,
-        packed: "PackedTexts | None" = None,
     ) -> None:
         """`padding`: of all instances of the model. `intra_op_threads`: CPU threads of one run. `pool`: of the pinned
-        memory through which tokens reach a GPU. `packed`: the runs without padding; None on other devices.
+        memory through which tokens reach a GPU.
         """
         super().__init__(model, torch.device(spec.device), intra_op_threads, pool)
         self._pooling = head.pooling
         self._padding = padding
-        self._packed = packed
         self._vectors = head.vectors
         self._tokens = head.tokens
         self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
@@ -91,8 +91,8 @@ class EncoderModel(DeviceModel):
         try:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
             trial = self.tokenizer.tokenize([*TRIAL_TEXTS], truncate=True)
-            if self._packed is not None:
-                self._try_without_padding(self._packed, trial)
+            if self.packed is not None:
+                self._try_without_padding(self.packed, trial)
             because = self._reason_not_padded(trial)
         except RUN_ERRORS as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
@@ -105,7 +105,7 @@ class EncoderModel(DeviceModel):
     def close(self) -> None:
         """As BatchModel.close."""
         super().close()
-        self._tokens = self._packed = None
+        self._tokens = self.packed = None
 
     def _try_without_padding(self, packed: "PackedTexts", token_ids: list[list[int]]) -> None:
         """Let the runs of all instances be without padding where the texts get the same rows."""
@@ -162,9 +162,9 @@ class EncoderModel(DeviceModel):
         if tokens.token_type_ids is not None:
             own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=is_pinned)
             types["token_type_ids"] = own
-        if self._packed is None:
+        if self.packed is None:
             return model(input_ids=input_ids, attention_mask=mask, **types), mask, input_ids
-        with self._packed.running(tokens):
+        with self.packed.running(tokens):
             return model(input_ids=input_ids, attention_mask=mask, **types), mask, input_ids
 
     def _embedded(self, tokens: PaddedTokens, output: Any, mask: torch.Tensor, input_ids: torch.Tensor) -> Array:

@@ -101,10 +101,11 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     spec, make = _with_own_class(files, model, tokenizer, spec)
+    found = [make(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
     packed = _packed_texts(model, loading, config.max_tokens) if has_layers else None
-    return [
-        make(model, tokenizer, spec, head, padding, threads, loading.pool, packed) for _ in range(files.entry.instances)
-    ]
+    for each in found:
+        each.packed = packed
+    return found
 
 
 def _packed_texts(model: torch.nn.Module, loading: EncoderLoading, max_tokens: int) -> "PackedTexts | None":

@@ -88,9 +88,9 @@ class PackedLayers:
             self.reason = f"{type(model).__name__} takes no positions"
             return
         self._reads_types = "token_type_ids" in parameters
-        self._model.__class__ = _packing(type(self._model))
+        self._model.__class__ = _packing(type(self._model))  # type: ignore[arg-type]
         if isinstance(pooler := getattr(self._model, "pooler", None), torch.nn.Module):
-            pooler.__class__ = _pooling_later(type(pooler))
+            pooler.__class__ = _pooling_later(type(pooler))  # type: ignore[arg-type]
 
     def states(self, row: TokenRow) -> torch.Tensor:
         """Return the last states [tokens, size]."""

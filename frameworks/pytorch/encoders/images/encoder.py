@@ -1,6 +1,5 @@
 """A vision model of transformers, with or without a text tower: images and texts in, embeddings or logits out."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from frameworks.images.processor import ImageProcessor
 from frameworks.pytorch.device.pinned import pinned_arrays
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.device_model import DeviceModel
+from frameworks.pytorch.encoders.images.graphs import ImageGraphs, Rows
 from frameworks.quantization.warm_up_images import black_pixels
 from frameworks.scheduling.merging.comparison import text_tolerance
 from frameworks.scheduling.merging.text_padding import TRIAL_TEXTS, TextPadding, run_by_length
@@ -23,8 +23,6 @@ from memory.tensor_pool import TensorPool
 
 PIXELS = "pixel_values"
 """The input of every vision model of transformers."""
-
-Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 class TextTower:
@@ -53,6 +51,9 @@ class TextTower:
 
 class ImageModel(DeviceModel):
     """One thread at a time calls `infer`. Takes the pixels of images as TensorBatch, and texts as TokenBatch."""
+
+    graphs: ImageGraphs | None = None
+    """Of all instances; None on other devices than CUDA."""
 
     def __init__(
         self,
@@ -92,6 +93,8 @@ class ImageModel(DeviceModel):
         assert self.image_processor is not None
         try:
             pixels = black_pixels(self.image_processor, 2)
+            if self.graphs is not None:
+                self._capture(self.graphs, pixels.shape[1:])
             output = self.infer(TensorBatch({PIXELS: pixels}))[self.spec.outputs[0].name]
             if self.tokenizer is not None:
                 self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
@@ -102,6 +105,15 @@ class ImageModel(DeviceModel):
         expected = self.spec.outputs[0].shape
         if expected is not None and output.shape[1:] != expected[1:]:
             raise InvalidModel(f"the model has outputs of {output.shape[1:]}, expected {expected[1:]} by its config")
+
+    def _capture(self, graphs: ImageGraphs, shape: tuple[int, ...]) -> None:
+        def run(_: torch.nn.Module) -> dict[str, Value]:
+            assert self._rows is not None
+            graphs.capture(self._rows, shape)
+            return {}
+
+        self._run_on_device(run, lambda: "a batch of images")
+        self.spec = replace(self.spec, graphs=str(graphs), memory_bytes=self.spec.memory_bytes + graphs.size_bytes)
 
     def _try_padding(self, tokenizer: TextTokenizer) -> None:
         if self._texts is None or not self._texts.pads_to_longest or self.spec.text is None:
@@ -119,8 +131,8 @@ class ImageModel(DeviceModel):
         self.spec = replace(self.spec, text=replace(self.spec.text, unpadded_because=because))
 
     def close(self) -> None:
-        # It holds the module too.
-        self._rows = None
+        # They hold the module too.
+        self._rows = self.graphs = None
         super().close()
 
     def _output_of(self, batch: TensorBatch) -> str:
@@ -144,6 +156,9 @@ class ImageModel(DeviceModel):
 
     def _compute(self, pixels: Array) -> Array:
         assert self._rows is not None
+        if self.graphs is not None and self.graphs.computes(len(pixels)):
+            found: Array = self.graphs.rows(pixels).float().cpu().numpy()
+            return found
         # The copies from pinned memory are complete when the result arrives.
         with pinned_arrays(self._pool) as empty:
             if self._pool is not None:

@@ -16,10 +16,13 @@ from frameworks.images.processor import ImageProcessor
 from frameworks.images.reference import ReferenceProcessor
 from frameworks.images.spec import ImageSpec
 from frameworks.pytorch.cpu_layers.packed import pack_layers
+from frameworks.pytorch.device.graphs import graphs_of
+from frameworks.pytorch.device.queue import StreamQueue
 from frameworks.pytorch.device_errors import RUN_ERRORS
-from frameworks.pytorch.encoders.images.encoder import PIXELS, ImageModel, Rows, TextTower, pooled
+from frameworks.pytorch.encoders.images.encoder import PIXELS, ImageModel, TextTower, pooled
 from frameworks.pytorch.encoders.images.families import POOLINGS
 from frameworks.pytorch.encoders.images.folders import ImageFolder
+from frameworks.pytorch.encoders.images.graphs import ImageGraphs, Rows
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
@@ -69,10 +72,16 @@ def load_image_models(
         )
         spec = replace(spec, dtype="int8", quantization=report, memory_bytes=held_bytes(model))
     # A run does not change the module: one is enough for any number of threads.
-    return [
+    found = [
         ImageModel(model, spec, processor, rows, loading.intra_op_threads, texts, loading.pool)
         for _ in range(files.entry.instances)
     ]
+    device = torch.device(loading.device.id)
+    if (graphs := graphs_of(device)) is not None:
+        shared = ImageGraphs(device, StreamQueue(device), graphs, loading.max_batch_size)
+        for each in found:
+            each.graphs = shared
+    return found
 
 
 def _rows_of(model: Any, images: ImageFolder, lacks_pooler: bool) -> Run:

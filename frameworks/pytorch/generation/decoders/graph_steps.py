@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from frameworks.core.progress import phase, step
-from frameworks.pytorch.device.graphs import Graphs, OnDevice
+from frameworks.pytorch.device.graphs import Graphs, OnDevice, buckets_of
 from frameworks.pytorch.device.queue import DeviceQueue, PinnedTable
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
@@ -21,8 +21,6 @@ from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.decoders.step_tables import StepTables
 from frameworks.scheduling.steps.sequence import StepPart
 
-_SMALL_BUCKETS = (1, 2, 4)
-_BUCKET_STEP = 8
 # Token ids, positions, blocks, offsets, lengths and sources, a row each; the block table follows.
 _ROWS = 6
 
@@ -90,12 +88,6 @@ class GraphSteps:
         replay, result = self._captured[texts]
         self._queue.run(replay)
         return result[: len(parts)]
-
-
-def buckets_of(max_texts: int) -> list[int]:
-    """Return the numbers of texts that have a graph: 1, 2, 4, then the multiples of 8, then `max_texts`."""
-    found = [*_SMALL_BUCKETS, *range(_BUCKET_STEP, max_texts, _BUCKET_STEP)]
-    return [each for each in found if each < max_texts] + [max_texts]
 
 
 class _DecodeTables:

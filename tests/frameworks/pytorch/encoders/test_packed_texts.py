@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, TokenRow, running
 from frameworks.pytorch.encoders.packed_texts import PackedTexts, buckets_of
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention, flash_attention
-from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
+from frameworks.types import TEXT_OUTPUT, Array, TokenBatch, Vectors
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch_model
 from tests.support.late_queue import LateQueue
@@ -50,7 +51,7 @@ def packed(
     """Load a model whose texts are run as on a GPU, and warm it up."""
     model: Any = load_torch_model(folder, dtype="f32", **options)
     layers = PackedLayers(model._model, attention)
-    model._packed = PackedTexts(layers, CPU, queue or StreamQueue(CPU), graphs, MAX_TEXTS, model.spec.text.max_tokens)
+    model.packed = PackedTexts(layers, CPU, queue or StreamQueue(CPU), graphs, MAX_TEXTS, model.spec.text.max_tokens)
     model.warm_up()
     return model
 
@@ -82,7 +83,7 @@ def tokens_of(model: EncoderModel, texts: list[str]) -> list[list[int]]:
 def test_rows_equal_padded_ones(made_once: FolderMaker, save: Callable[..., Path], family: Family) -> None:
     folder = made_once(save, family=family)
     model, other = packed(folder), padded(folder)
-    assert model._packed.is_used, model.spec.graphs
+    assert model.packed.is_used, model.spec.graphs
     assert model.spec.graphs == "none: the device has no graphs"
     check_equal(model, other, tokens_of(model, RAGGED))
 
@@ -92,7 +93,7 @@ def test_rows_equal_padded_ones(made_once: FolderMaker, save: Callable[..., Path
 def test_decoder_rows_equal_padded_ones(made_once: FolderMaker, save: Callable[..., Path], model_type: str) -> None:
     folder = made_once(save, model_type=model_type)
     model, other = packed(folder), padded(folder)
-    assert model._packed.is_used, model.spec.graphs
+    assert model.packed.is_used, model.spec.graphs
     check_equal(model, other, tokens_of(model, RAGGED))
 
 
@@ -101,7 +102,7 @@ def test_other_vectors_equal_padded_ones(made_once: FolderMaker, save: Callable[
     """Those of queries too, some tokens of which the others do not attend to."""
     folder = made_once(save)
     model, other = packed(folder), padded(folder)
-    assert model._packed.is_used
+    assert model.packed.is_used
     token_ids = tokens_of(model, RAGGED)
     check_equal(model, other, token_ids)
     if save is save_pylate:
@@ -112,9 +113,9 @@ def test_kinds_of_one_run_equal_padded_ones(tmp_path: Path) -> None:
     folder = save_combined(tmp_path)
     model, other = packed(folder, allow_pickled_weights=True), padded(folder, allow_pickled_weights=True)
     token_ids = tokens_of(model, RAGGED)
-    kinds = [("dense", "sparse", "multi")] * len(token_ids)
-    answers = [each.infer(TokenBatch(token_ids, kinds=kinds))[TEXT_OUTPUT] for each in (model, other)]
-    assert model._packed.is_used
+    kinds: list[tuple[Vectors, ...]] = [("dense", "sparse", "multi")] * len(token_ids)
+    answers: list[Any] = [each.infer(TokenBatch(token_ids, kinds=kinds))[TEXT_OUTPUT] for each in (model, other)]
+    assert model.packed.is_used
     for row, wanted in zip(*answers, strict=True):
         np.testing.assert_allclose(row["dense"], wanted["dense"], rtol=0, atol=1e-5)
         np.testing.assert_allclose(row["multi"], wanted["multi"], rtol=0, atol=1e-5)
@@ -136,7 +137,7 @@ def test_pairs_keep_their_types(made_once: FolderMaker) -> None:
 def test_model_that_cannot_pack_is_padded(made_once: FolderMaker, architecture: str) -> None:
     folder = made_once(save_family, architecture=architecture)
     model, other = packed(folder), padded(folder)
-    assert not model._packed.is_used
+    assert not model.packed.is_used
     assert model.spec.graphs.startswith("none: texts are padded, as ")
     assert model.spec.text.unpadded_because == other.spec.text.unpadded_because
     check_equal(model, other, tokens_of(model, RAGGED))
@@ -152,16 +153,17 @@ def test_wrong_window_is_found_by_trial(made_once: FolderMaker) -> None:
     model = packed(folder, attention=without_window)
     window = model._model.config.sliding_window
     assert window >= max(map(len, tokens_of(model, RAGGED[:2]))), "the first trial would show it"
-    assert not model._packed.is_used
+    assert not model.packed.is_used
     assert model.spec.graphs == "none: texts are padded, as their rows differ without padding"
-    assert packed(folder)._packed.is_used
+    assert packed(folder).packed.is_used
 
 
 def test_texts_without_tokens_are_run(made_once: FolderMaker) -> None:
     folder = made_once(save_decoder_embedder)
     model, other = packed(folder, SimulatedGraphs(CPU)), padded(folder)
     ids = tokens_of(model, RAGGED[:1])[0]
-    for token_ids in ([[]], [[], ids], [ids, []], [[], []]):
+    batches: list[list[list[int]]] = [[[]], [[], ids], [ids, []], [[], []]]
+    for token_ids in batches:
         check_equal(model, other, token_ids)
 
 
@@ -179,11 +181,11 @@ def test_graphs_on_late_device_compute_rows(
 ) -> None:
     """Whatever the run before it left in the buffers, and however late the device is."""
     model, other = late_models(seed)
-    replays = model._packed._graphs.num_replays
+    replays = model.packed._graphs.num_replays
     for batch in batches:
         check_equal(model, other, batch)
     expected = sum(len(batch) <= MAX_TEXTS for batch in batches)
-    assert model._packed._graphs.num_replays - replays == expected
+    assert model.packed._graphs.num_replays - replays == expected
 
 
 @pytest.fixture(scope="module", params=["roberta", "modernbert"])
@@ -209,10 +211,11 @@ def test_instances_share_graphs(made_once: FolderMaker) -> None:
     wrong: list[int] = []
 
     def ask(first: int) -> None:
-        for at in range(first, first + 24):
-            at = at % len(token_ids)
-            if not np.allclose(rows_of(model, [token_ids[at]])[0], wanted[at], rtol=0, atol=1e-5):
-                wrong.append(at)
+        order = [*range(first, len(token_ids)), *range(len(token_ids))] * 2
+        found = [rows_of(model, [token_ids[at]])[0] for at in order]
+        wrong.extend(
+            at for at, row in zip(order, found, strict=True) if not np.allclose(row, wanted[at], rtol=0, atol=1e-5)
+        )
 
     threads = [threading.Thread(target=ask, args=(first,)) for first in (0, 3)]
     for thread in threads:
@@ -231,7 +234,7 @@ def test_failed_capture_is_named(made_once: FolderMaker) -> None:
 
     folder = made_once(save_embedder, family="bert")
     model, other = packed(folder, Refusing(CPU)), padded(folder)
-    assert model._packed.is_used
+    assert model.packed.is_used
     assert model.spec.graphs == "none: operation not permitted when stream is capturing"
     assert model.spec.memory_bytes == other.spec.memory_bytes
     check_equal(model, other, tokens_of(model, RAGGED))
@@ -288,14 +291,15 @@ def test_closed_model_keeps_no_weights(made_once: FolderMaker) -> None:
 @pytest.mark.parametrize("family", PACKED_FAMILIES)
 def test_runs_read_no_values(made_once: FolderMaker, family: Family) -> None:
     """On a device without values: neither in one row of tokens, nor with padding."""
-    model: Any = load_torch_model(made_once(save_embedder, family=family), dtype="f32")._model
+    loaded: Any = load_torch_model(made_once(save_embedder, family=family), dtype="f32")
+    model = loaded._model
     layers = PackedLayers(model, flash_attention)
     assert layers.reason is None
     model.to(META)
     row = TokenRow(
         torch.zeros(3, 64, dtype=torch.int32, device=META), torch.zeros(5, dtype=torch.int32, device=META), 40
     )
-    with torch.inference_mode(), recording(META) as recorded, OnDevice():
+    with torch.inference_mode(), recording(META) as recorded, OnDevice():  # type: ignore[no-untyped-call]
         states = layers.states(row)
     assert states.shape == (64, 32)
     names = recorded.names
@@ -303,7 +307,8 @@ def test_runs_read_no_values(made_once: FolderMaker, family: Family) -> None:
     assert not {"scaled_dot_product_attention", "_scaled_dot_product_attention_math"} & set(names)
     for is_padded in (False, True):
         mask = torch.ones(3, 12, dtype=torch.int64, device=META)
-        with torch.inference_mode(), recording(META), OnDevice(), running(Run(None, is_padded)):
+        run = running(Run(None, is_padded))
+        with run, torch.inference_mode(), recording(META), OnDevice():  # type: ignore[no-untyped-call]
             output = model(input_ids=mask, attention_mask=mask)
         assert output.last_hidden_state.shape == (3, 12, 32)
 
@@ -315,7 +320,7 @@ def test_buckets_waste_a_quarter_at_most() -> None:
     buckets = buckets_of(2048)
     assert buckets[-1] == 2048
     assert len(buckets) == 23
-    for below, bucket in zip(buckets[2:], buckets[3:], strict=False):
+    for below, bucket in pairwise(buckets[2:]):
         assert bucket <= below * 1.25
 
 
@@ -338,7 +343,7 @@ def test_masked_attention_equals_text_alone(
     for start, length in zip(starts.tolist(), lengths, strict=False):
         if not length:
             continue
-        own = [each[start : start + length].transpose(0, 1)[None] for each in (query, key, value)]
+        one, two, three = (each[start : start + length].transpose(0, 1)[None] for each in (query, key, value))
         distance = torch.arange(length)[:, None] - torch.arange(length)
         is_seen = torch.ones(length, length, dtype=torch.bool)
         if window[0] >= 0:
@@ -346,6 +351,6 @@ def test_masked_attention_equals_text_alone(
         if window[1] >= 0:
             is_seen &= -distance <= window[1]
         alone = torch.nn.functional.scaled_dot_product_attention(
-            *own, attn_mask=is_seen, scale=0.3, enable_gqa=heads[0] != heads[1]
+            one, two, three, attn_mask=is_seen, scale=0.3, enable_gqa=heads[0] != heads[1]
         )
         torch.testing.assert_close(found[start : start + length], alone[0].transpose(0, 1), rtol=0, atol=1e-5)

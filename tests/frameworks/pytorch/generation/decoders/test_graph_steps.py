@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frameworks.pytorch.device.graphs import buckets_of
 from frameworks.pytorch.device.queue import StreamQueue, current
-from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps, buckets_of
+from frameworks.pytorch.generation.decoders.graph_steps import GraphSteps
 from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from tests.frameworks.pytorch.generation.parts import part_of
 
