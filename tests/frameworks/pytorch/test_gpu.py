@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,23 @@ from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntr
 from frameworks.pytorch.device.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.text.pooling import normalize_rows
-from frameworks.types import TEXT_OUTPUT, TokenBatch
+from frameworks.types import TEXT_OUTPUT, TensorBatch, TokenBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.models.loading import GIB, NO_COPIES, answered_through_a_dispatcher, load_torch, placed, rows_of
+from tests.frameworks.models.loading import (
+    GIB,
+    NO_COPIES,
+    answered_through_a_dispatcher,
+    load_torch,
+    load_torch_model,
+    placed,
+    rows_of,
+)
 from tests.support.alike import check_alike
 from tests.support.models.text_files import TEXTS, write_sentence_transformers
 from tests.support.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
+from tests.support.models.vision_folders import save_image_classifier
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,6 +51,8 @@ class TestNumbers:
         assert (there.spec.dtype, here.spec.dtype) == ("float16", "float32")
         difference = normalize_rows(rows_of(there, list(TEXTS))) - normalize_rows(rows_of(here, list(TEXTS)))
         assert np.abs(difference).max() < 1e-2
+        # MPNet has an attention of its own.
+        assert (there.spec.graphs or "").startswith("none: texts are padded" if family == "mpnet" else "up to ")
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 1e-3), ("f16", 1e-1), ("bf16", 5e-1)])
     def test_logits_are_near_cpu(self, made_once: FolderMaker, dtype: str, tolerance: float) -> None:
@@ -52,6 +64,22 @@ class TestNumbers:
         spec = load_torch(made_once(save_embedder, dtype="bf16"), gpu=True).spec
         assert spec.device.startswith("cuda:")
         assert spec.dtype == "bfloat16"
+
+    @pytest.mark.parametrize("family", ["resnet", "vit", "convnext"])
+    def test_image_graphs_are_near_cpu(self, tmp_path: Path, family: str) -> None:
+        save_image_classifier(tmp_path, family)
+        there, here = load_image(tmp_path, device="cuda", gpu=True), load_image(tmp_path)
+        assert there.spec.graphs == "up to 32 images"
+        for images in (1, 3, 32, 33):
+            pixels = np.random.default_rng(images).random(there.image_processor.empty(images).shape, dtype=np.float32)
+            rows, wanted = (each.infer(TensorBatch({"pixel_values": pixels}))["logits"] for each in (there, here))
+            assert np.abs(rows - wanted).max() < 5e-2 * np.abs(wanted).max()
+
+
+def load_image(folder: Path, **options: Any) -> Any:
+    model = load_torch_model(folder, **options)
+    model.warm_up()
+    return model
 
 
 class TestPinned:
