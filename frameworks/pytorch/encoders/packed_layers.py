@@ -21,10 +21,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention
 
 _ATTENTION = "roundhouse_texts"
-# Options of an attention function that change nothing here.
-_IGNORED_OPTIONS = frozenset(
-    {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "deterministic"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +85,6 @@ class PackedLayers:
             return
         self._reads_types = "token_type_ids" in parameters
         self._model.__class__ = _packing(type(self._model))  # type: ignore[arg-type]
-        if isinstance(pooler := getattr(self._model, "pooler", None), torch.nn.Module):
-            pooler.__class__ = _pooling_later(type(pooler))  # type: ignore[arg-type]
 
     def states(self, row: TokenRow) -> torch.Tensor:
         """Return the last states [tokens, size]."""
@@ -132,28 +126,13 @@ def _packing(kind: type) -> type:
         if run is None or run.states is None or _THREAD.inside is not None:
             return original(self, *arguments, **options)
         states = run.states()
+        # In one row of tokens it found the first of one text alone.
         pooler = getattr(self, "pooler", None)
         pooled = pooler(states) if isinstance(pooler, torch.nn.Module) else None
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
 
-    return type(kind.__name__, (kind,), _named(kind) | {"forward": forward})
-
-
-@cache
-def _pooling_later(kind: type) -> type:
-    """Return a class of poolers that waits for the padded states: in one row of tokens only one text has a first."""
-    original: Any = kind.forward  # type: ignore[attr-defined]
-
-    @wraps(original)
-    def forward(self: Any, states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        is_inside = _THREAD.inside is not None
-        return states if is_inside else original(self, states, *arguments, **options)
-
-    return type(kind.__name__, (kind,), _named(kind) | {"forward": forward})
-
-
-def _named(kind: type) -> dict[str, str]:
-    return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), names | {"forward": forward})
 
 
 def _attend(
@@ -172,10 +151,6 @@ def _attend(
         return attended
     layers, row = _THREAD.inside
     scaling, window, is_causal = (options.pop(name, None) for name in ("scaling", "sliding_window", "is_causal"))
-    # A layer with an unknown option (biases by distance, soft caps) would get a wrong result.
-    strange = [name for name, given in options.items() if name not in _IGNORED_OPTIONS and given is not None]
-    if strange:
-        raise ValueError(f"{type(module).__name__} needs {', '.join(strange)} of its attention")
     is_causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     found = layers.attend(row, rows, scaling, window, is_causal)

@@ -1,5 +1,6 @@
 """Attention over texts of different lengths that follow one another in one row, by torch's own kernel."""
 
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -54,6 +55,8 @@ def unavailable_because(device: torch.device, dtype: torch.dtype) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < _MIN_CAPABILITY:
         return f"compute capability {major}.{minor} is below 8.0"
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return "this torch has no attention over texts of different lengths"
     if dtype not in _DTYPES:
         return f"FlashAttention needs float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
     return None

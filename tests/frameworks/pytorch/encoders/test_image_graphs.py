@@ -42,13 +42,12 @@ def plain(folder: Path) -> Any:
 
 
 def rows_of(model: Any, pixels: Array) -> Array:
-    rows = model.infer(TensorBatch({"pixel_values": pixels}))[model.spec.outputs[0].name]
-    found: Array = np.asarray(rows)
-    return found
+    rows: Array = model.infer(TensorBatch({"pixel_values": pixels}))[model.spec.outputs[0].name]
+    return rows
 
 
 def pixels_of(model: Any, images: int, seed: int) -> Array:
-    shape = model.image_processor.empty(images).shape
+    shape: tuple[int, ...] = model.image_processor.empty(images).shape
     return np.random.default_rng(seed).random(shape, dtype=np.float32)
 
 
@@ -93,6 +92,23 @@ def test_rows_outlive_next_run(tmp_path: Path) -> None:
         kept = rows.clone()
         assert not torch.equal(model.graphs.rows(two), kept)
     assert torch.equal(rows, kept)
+
+
+def test_next_run_waits_for_copy_of_pixels(tmp_path: Path) -> None:
+    """A copy reads pinned memory when the device gets to it."""
+    save_image_embedder(tmp_path, "vit")
+    queue = LateQueue(Random(1))
+    graphs: Any = with_graphs(tmp_path, SimulatedGraphs(CPU), queue).graphs
+    shape, seen = graphs._pixels.host.shape[1:], []
+    rows = graphs._captured[1][1]
+    graphs._captured[1] = (lambda: seen.append(float(graphs._pixels.device[0].mean())), rows)
+    # torch's operators follow on a GPU; here they would have to run at once.
+    queue.catch_up = lambda: None  # type: ignore[method-assign]
+    for at in range(20):
+        graphs.rows(np.full((1, *shape), at, np.float32))
+    queue.mark().synchronize()
+    assert seen == list(range(20))
+    assert queue.num_late > 10
 
 
 def test_model_that_waits_runs_without_graphs(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, TokenRow, running
 from frameworks.pytorch.encoders.packed_texts import PackedTexts, buckets_of
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention, flash_attention
+from frameworks.text.padding import pad
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch, Vectors
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch_model
@@ -200,6 +201,24 @@ def late_models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         return model, other
 
     return seeded
+
+
+def test_next_run_waits_for_copy_of_tokens(made_once: FolderMaker) -> None:
+    """A copy reads pinned memory when the device gets to it."""
+    queue = LateQueue(Random(1))
+    model = packed(made_once(save_embedder, family="bert"), SimulatedGraphs(CPU), queue)
+    texts, seen = model.packed, []
+    bucket = min(texts._captured)
+    states = texts._captured[bucket][1]
+    texts._captured[bucket] = (lambda: seen.append(texts._tables.row(bucket).values[0].tolist()), states)
+    # torch's operators follow on a GPU; here they would have to run at once.
+    queue.catch_up = lambda: None  # type: ignore[method-assign]
+    runs = [[at] * (3 + at % 5) for at in range(1, 30)]
+    for ids in runs:
+        texts._padded_states(pad([ids], 0))
+    queue.mark().synchronize()
+    assert [[each for each in row if each] for row in seen] == runs
+    assert queue.num_late > 10
 
 
 def test_instances_share_graphs(made_once: FolderMaker) -> None:
