@@ -1,1 +1,1 @@
-"""Models of images: pixels in, vectors or labels out; CLIP and SigLIP read texts too. Begin with `loading.py`."""
+"""Models of images: pixels in, embeddings or labels out; CLIP and SigLIP read texts too. Begin with `loading.py`."""

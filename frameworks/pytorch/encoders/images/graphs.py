@@ -79,7 +79,7 @@ class ImageGraphs:
         return bool(self._captured) and 0 < images <= self._buckets[-1]
 
     def rows(self, pixels: Array) -> torch.Tensor:
-        """Compute a run; return a row for each image, on the device. `pixels`: float32 [images, …]."""
+        """Compute a run; return a tensor on the device with a row for each image. `pixels`: float32 [images, …]."""
         images = len(pixels)
         bucket = next(each for each in self._buckets if each >= images)
         assert self._pixels is not None
