@@ -16,9 +16,10 @@ from frameworks.text.sentence_modules.modules import read_modules
 from frameworks.text.sentence_modules.router import Side
 
 _KEYS = ("quantization_config", "compression_config")
-_METHODS = ("gptq", "awq", "compressed-tensors")
+_FLOAT8_METHODS = ("fp8", "fbgemm_fp8", "modelopt")
+_METHODS = ("gptq", "awq", "compressed-tensors", *_FLOAT8_METHODS)
 _BITS = (4, 8)
-_ROW_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
+_ROW_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
 _COLUMN_FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 
 
@@ -40,6 +41,9 @@ def read_scheme(folder: Path) -> dict[str, Any] | None:
             raise InvalidModel(
                 f"{file}: format: expected one of {', '.join(_ROW_FORMATS)}, got {form}; use another copy"
             )
+        return found | {"weight_block_size": _block_of(_stated_weights(found).get("block_structure"), file)}
+    if method in _FLOAT8_METHODS:
+        _check_float8(found, file)
         return found
     form = str(found.get("checkpoint_format" if method == "gptq" else "version") or _COLUMN_FORMATS[method][0]).lower()
     bits = found.get("bits")
@@ -53,12 +57,43 @@ def read_scheme(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def stated_bits(scheme: Mapping[str, Any]) -> int:
-    """Return the bits of most weights: 4 or 8."""
+def _stated_weights(scheme: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what compressed-tensors states of the weights of its first group."""
     groups = scheme.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = first.get("weights") if isinstance(first, dict) else None
-    found = weights.get("num_bits") if isinstance(weights, dict) else scheme.get("bits")
+    return weights if isinstance(weights, dict) else {}
+
+
+def _block_of(stated: object, file: Path) -> list[int] | None:
+    """Check the outputs and inputs of a block of float8 weights with one scale; None: rows have them.
+
+    Raises InvalidModel.
+    """
+    if stated is None or (isinstance(stated, list) and len(stated) == 2 and all(_is_count(each) for each in stated)):
+        return stated
+    raise InvalidModel(f"{file}: weight_block_size: expected two integers above 0, got {stated}; use another copy")
+
+
+def _is_count(stated: object) -> bool:
+    return type(stated) is int and stated > 0
+
+
+def _check_float8(scheme: Mapping[str, Any], file: Path) -> None:
+    """Raise InvalidModel for weights that are not float8 in e4m3."""
+    _block_of(scheme.get("weight_block_size"), file)
+    algorithm = scheme.get("quant_algo", "FP8") if scheme["quant_method"] == "modelopt" else "FP8"
+    if algorithm != "FP8":
+        raise InvalidModel(f"{file}: quant_algo: expected FP8, got {algorithm}; use another copy")
+    for key, wanted in (("fmt", "e4m3"), ("expert_dtype", "fp8")):
+        found = scheme.get(key, wanted)
+        if found != wanted:
+            raise InvalidModel(f"{file}: {key}: expected {wanted}, got {found}; use another copy")
+
+
+def stated_bits(scheme: Mapping[str, Any]) -> int:
+    """Return the bits of most weights: 4 or 8."""
+    found = _stated_weights(scheme).get("num_bits", scheme.get("bits"))
     return found if found in _BITS else _BITS[0]
 
 
@@ -68,18 +103,21 @@ if TYPE_CHECKING:
 # A scale and a shift of a group.
 _GROUP_BYTES = 8
 _USUAL_GROUP = 32
+_FLOAT8 = "F8_"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFiles:
-    """Weights that their files hold in few bits. `elements`: how many. `held_bytes`: which they take on a CPU.
-    `gguf`: the file; None: `scheme` is the quantization of a folder.
+    """Weights that their files hold in few bits. `elements`: how many. `held_bytes`: which they take where they keep
+    their bits. `float_elements`: those that a CPU widens. `gguf`: the file; None: `scheme` is the quantization of a
+    folder.
     """
 
     elements: int
     held_bytes: int
     gguf: GgufFile | None = None
     scheme: dict[str, Any] | None = None
+    float_elements: int = 0
 
     def source(self, folder: Path, files: tuple[Path, ...], enable_memory_mapping: bool) -> "WeightSource":
         """Return the weights. Raises InvalidModel."""
@@ -116,11 +154,18 @@ def read_files(
 def _of_folder(weights: WeightFiles, scheme: dict[str, Any]) -> tuple[WeightFiles, PackedFiles]:
     """Divide the weights of a folder into plain and packed ones. Scales and zero points are counted roughly."""
     integers, bytes_ = weights.counts.get("I32", 0), weights.counts.get("I8", 0)
-    plain = {name: count for name, count in weights.counts.items() if name.startswith(("F", "BF"))}
-    elements = integers * 32 // stated_bits(scheme) + bytes_
-    held = integers * 4 + bytes_ + elements // _USUAL_GROUP * _GROUP_BYTES
+    floats = sum(count for name, count in weights.counts.items() if name.startswith(_FLOAT8))
+    plain = {
+        name: count
+        for name, count in weights.counts.items()
+        if name.startswith(("F", "BF")) and not name.startswith(_FLOAT8)
+    }
+    elements = integers * 32 // stated_bits(scheme) + bytes_ + floats
+    held = integers * 4 + bytes_ + floats + elements // _USUAL_GROUP * _GROUP_BYTES
     dtype = max(plain, key=lambda name: plain[name], default="F16")
-    return replace(weights, elements=sum(plain.values()), dtype=dtype), PackedFiles(elements, held, scheme=scheme)
+    return replace(weights, elements=sum(plain.values()), dtype=dtype), PackedFiles(
+        elements, held, scheme=scheme, float_elements=floats
+    )
 
 
 def _weights(gguf: GgufFile) -> WeightFiles:

@@ -214,6 +214,8 @@ class TorchRegistry:
         if packed is not None:
             keeps_bits = kind == "cpu" or (kind == "cuda" and _has_kernels())
             weights += packed.held_bytes if keeps_bits else packed.elements * weight_size
+            # Float8 has no kernels on a CPU.
+            weights += packed.float_elements * (weight_size - 1) if kind == "cpu" else 0
         more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
         return weights + more_bytes(files, dtype, kind) + _adapter_elements(files.entry) * size
 

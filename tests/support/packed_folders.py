@@ -124,6 +124,25 @@ def compressed(bits: int, *, has_zeros: bool = False, group: int | None = GROUP,
     return pack
 
 
+def float8(block: tuple[int, int] | None, *, has_one_scale: bool = False, name: str = "weight_scale") -> Pack:
+    """As float8_e4m3fn with a scale for each output, one for all, or one for each block of outputs and inputs."""
+
+    def pack(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        outputs, inputs = weight.shape
+        rows, columns = (outputs, inputs) if has_one_scale else block or (1, inputs)
+        row_of, column_of = torch.arange(outputs) // rows, torch.arange(inputs) // columns
+        largest = torch.zeros(int(row_of.max()) + 1, int(column_of.max()) + 1)
+        for row, column in np.ndindex(*largest.shape):
+            largest[row, column] = weight[row_of == row][:, column_of == column].abs().max()
+        scale = (largest / 448).clamp(min=1e-12)
+        spread = scale[row_of][:, column_of]
+        values = (weight / spread).to(torch.float8_e4m3fn)
+        tensors = {"weight": values, name: scale.reshape(()) if has_one_scale else scale}
+        return tensors, values.float() * spread
+
+    return pack
+
+
 def compressed_scheme(form: str, bits: int) -> dict[str, Any]:
     """Return the quantization of a compressed-tensors folder."""
     weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True}

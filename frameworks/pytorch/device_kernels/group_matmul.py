@@ -1,4 +1,4 @@
-"""Matmuls with int8 and int4 weights in groups: weights are dequantized in registers, after they are read.
+"""Matmuls with int8, int4 and float8 weights in groups: weights are dequantized in registers, after they are read.
 
 A matmul of few rows takes as long as reading the weights: in 4 bits a quarter of the time of 16. With many rows the
 arithmetic is the limit, so the weights are dequantized once and multiplied by a library.
@@ -18,10 +18,24 @@ _WIDENED_COLUMNS = 1024
 
 
 @triton.jit
+def _value(packed, half, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
+    """Return the values of bytes in float32; `half`: 0, or 1 for the upper 4 bits.
+
+    float8_e4m3fn has the bits of float16 with a smaller exponent, so cards without float8 read it too: 2 ** 8 times the
+    number with its exponent and mantissa in their positions, also below the least normal number.
+    """
+    if IS_FLOAT:
+        wide = packed.to(tl.uint16)
+        bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+        return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return ((packed >> (4 * half)) & 15).to(tl.float32) - 8.0 if BITS == 4 else packed.to(tl.float32)
+
+
+@triton.jit
 def _multiply_groups(
     rows, values, scales, shifts, bias, made, num_rows, num_outputs, num_inputs, row_stride,
     GROUP: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_SHIFTS: tl.constexpr, HAS_BIAS: tl.constexpr, DOT: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr, HAS_BIAS: tl.constexpr, DOT: tl.constexpr, IS_FLOAT: tl.constexpr,
 ):  # fmt: skip
     output, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_output, is_row, columns = output < num_outputs, row < num_rows, tl.arange(0, CHUNK)
@@ -35,7 +49,7 @@ def _multiply_groups(
         for half in tl.static_range(8 // BITS):
             # A byte of 4 bits has a value of the first half of the inputs, and one of the second.
             start = first + half * bytes_of_output
-            value = ((packed >> (4 * half)) & 15).to(tl.float32) - 8.0 if BITS == 4 else packed.to(tl.float32)
+            value = _value(packed, half, BITS, IS_FLOAT)
             states = tl.load(own_rows + start, mask=is_row[:, None], other=0.0)
             group = own_groups + start // GROUP
             scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
@@ -52,7 +66,7 @@ def _multiply_groups(
 @triton.jit
 def _widen(
     values, scales, shifts, made, num_inputs,
-    GROUP: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+    GROUP: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, HAS_SHIFTS: tl.constexpr, IS_FLOAT: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(0).to(tl.int64)
     bytes_of_output = num_inputs * BITS // 8
@@ -61,7 +75,7 @@ def _widen(
     packed = tl.load(values + output * bytes_of_output + column, mask=is_column, other=0)
     for half in tl.static_range(8 // BITS):
         inner = column + half * bytes_of_output
-        value = ((packed >> (4 * half)) & 15).to(tl.float32) - 8.0 if BITS == 4 else packed.to(tl.float32)
+        value = _value(packed, half, BITS, IS_FLOAT)
         group = output * (num_inputs // GROUP) + inner // GROUP
         value = value * tl.load(scales + group, mask=is_column, other=0.0).to(tl.float32)
         if HAS_SHIFTS:
@@ -86,7 +100,8 @@ def multiply(
 ) -> torch.Tensor:  # fmt: skip
     """Return [rows, outputs] in the dtype of `rows`, [rows, inputs].
 
-    `values`: int8 [outputs, inputs], or uint8 [outputs, inputs / 2] as NibbleWeights has them. `scale`, `shift`: floats
+    `values`: int8 [outputs, inputs], or uint8 [outputs, inputs / 2] as NibbleWeights has them, or with 8 bits uint8
+    [outputs, inputs], the bytes of float8_e4m3fn. `scale`, `shift`: floats
     [outputs, groups]. `bias`: [outputs]. `bits`: 4 or 8. The shapes are those that `fits`.
     """
     num_rows, inputs = rows.shape
@@ -104,6 +119,7 @@ def multiply(
         num_rows, outputs, inputs, rows.stride(0),
         GROUP=group, BITS=bits, ROWS=tile_rows, OUTPUTS=tile_outputs, CHUNK=chunk_of(group),
         HAS_SHIFTS=shift is not None, HAS_BIAS=bias is not None, DOT=dot_dtype(rows.dtype),
+        IS_FLOAT=_are_floats(values, bits),
     )  # fmt: skip
     return made
 
@@ -118,5 +134,10 @@ def widened(
     _widen[(outputs, triton.cdiv(columns, block))](
         values, scale, scale if shift is None else shift, made, made.shape[1],
         GROUP=made.shape[1] // scale.shape[1], BITS=bits, COLUMNS=block, HAS_SHIFTS=shift is not None,
+        IS_FLOAT=_are_floats(values, bits),
     )  # fmt: skip
     return made
+
+
+def _are_floats(values: torch.Tensor, bits: int) -> bool:
+    return bits == 8 and values.dtype == torch.uint8

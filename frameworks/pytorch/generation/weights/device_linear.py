@@ -10,7 +10,7 @@ DEVICE_KERNEL = "triton"
 
 
 class DeviceGroupLinear(UnfusedLinear):
-    """int8 or int4 weights, exactly as they are given. Activations keep their dtype."""
+    """int8, int4 or float8 weights, exactly as they are given. Activations keep their dtype."""
 
     def __init__(self, weights: GroupWeights, bias: torch.Tensor | None = None) -> None:
         """`weights`: those that `has_kernel`. `bias`: [outputs]."""
@@ -19,6 +19,8 @@ class DeviceGroupLinear(UnfusedLinear):
 
         self._kernels = group_matmul
         self._values = NibbleWeights.of(weights).nibbles if weights.bits == 4 else weights.values
+        if weights.is_float:
+            self._values = weights.values.view(torch.uint8)
         self._scale, self._shift = _narrow(weights.scale), None if weights.shift is None else _narrow(weights.shift)
         self.bits, self._bias = weights.bits, bias
 

@@ -1,4 +1,4 @@
-"""int8 and int4 weights with a scale for each group of inputs, from any file or quantization."""
+"""int8, int4 and float8 weights with a scale for each group of inputs, from any file or quantization."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ _INT4_RANGES = (0.97, 0.85)
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """Quantized weights: each is its integer times the scale of its group, plus the shift of its group.
+    """Quantized weights: each is its value times the scale of its group, plus the shift of its group.
 
-    `values`: int8 [outputs, inputs], from -8 to 7 for 4 bits and from -128 to 127 for 8. `scale`: floats [outputs,
-    inputs // group]. `shift`: the same shape, None for 0. `group`: adjacent inputs of an output with one scale; a
-    divisor of the inputs. Integers from 0 to 15 with a zero point z have values of 8 less, and the shift
+    `values`: int8 [outputs, inputs], from -8 to 7 for 4 bits and from -128 to 127 for 8; or float8_e4m3fn. `scale`:
+    floats [outputs, inputs // group]. `shift`: the same shape, None for 0. `group`: adjacent inputs of an output with
+    one scale; a divisor of the inputs. Integers from 0 to 15 with a zero point z have values of 8 less, and the shift
     (8 - z) * scale; with a minimum m to be subtracted, the shift is 8 * scale - m.
     """
 
@@ -32,12 +32,18 @@ class GroupWeights:
     def __post_init__(self) -> None:
         """Raises ValueError where shapes or dtypes do not fit each other."""
         outputs, inputs = self.values.shape
-        if self.bits not in (4, 8) or self.values.dtype != torch.int8:
+        is_known = self.values.dtype == torch.int8 or (self.is_float and self.bits == 8)
+        if self.bits not in (4, 8) or not is_known:
             raise ValueError(f"bits: expected int8 values of 4 or 8 bits, got {self.values.dtype} of {self.bits}")
         expected = (outputs, inputs // self.group)
         shapes = [each.shape for each in (self.scale, self.shift) if each is not None]
         if inputs % self.group or any(tuple(shape) != expected for shape in shapes):
             raise ValueError(f"scale: expected {list(expected)} for groups of {self.group} in {inputs} inputs")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the values are float8."""
+        return self.values.dtype == torch.float8_e4m3fn
 
     @property
     def outputs(self) -> int:
@@ -54,7 +60,8 @@ class GroupWeights:
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the dequantized weights [outputs, inputs]."""
-        groups = self.values.reshape(self.outputs, -1, self.group) * self.scale.float()[..., None]
+        values = self.values.float() if self.is_float else self.values
+        groups = values.reshape(self.outputs, -1, self.group) * self.scale.float()[..., None]
         if self.shift is not None:
             groups += self.shift.float()[..., None]
         return groups.reshape(self.outputs, self.inputs).to(dtype)

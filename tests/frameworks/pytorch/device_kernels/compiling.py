@@ -65,8 +65,8 @@ def _kernels(dtype: str, size: int, capability: int) -> Iterator[tuple[Any, dict
         yield layer_kernels._rotate_and_write, of_rotation, 3
         yield layer_kernels._write, heads, 3
         yield layer_kernels._gate, {"IS_GELU": True, "COLUMNS": 1024}, 3
-        for bits in (4, 8):
-            of_weights = {"GROUP": 32, "BITS": bits, "HAS_SHIFTS": bits == 4}
+        for bits, is_float in ((4, False), (8, False), (8, True)):
+            of_weights = {"GROUP": 32, "BITS": bits, "HAS_SHIFTS": bits == 4, "IS_FLOAT": is_float}
             of_rows = {"ROWS": 16, "OUTPUTS": 32, "CHUNK": 32, "HAS_BIAS": False, "DOT": dot}
             yield group_matmul._multiply_groups, of_weights | of_rows, 3
             yield group_matmul._widen, of_weights | {"COLUMNS": 1024}, 3

@@ -22,8 +22,8 @@ _WEIGHT = ".weight"
 def build_causal_model(folder: Path, source: WeightSource, dtype: str, device: Device) -> Any:
     """Build the model of a folder's config.json with the weights of `source`, in eval mode on `device`.
 
-    On a CPU, and on a device with kernels for them, packed weights of linear layers stay packed. Others are dequantized
-    to `dtype`, one after the other.
+    On a CPU, and on a device with kernels for them, packed weights of linear layers stay packed; float8 on a device
+    alone. Others are dequantized to `dtype`, one after the other.
     Raises InvalidModel for missing weights and wrong shapes, OutOfMemory.
     """
     try:
@@ -110,6 +110,8 @@ class _Builder:
         packed = self._source.packed(name)
         if packed is not None:
             self._check(name, (packed.outputs, packed.inputs), module.weight.shape)
+            if packed.is_float and self._device.type == "cpu":
+                return None
         return packed
 
     def _put(self, path: str, module: torch.nn.Module, packed: PackedWeight) -> None:
@@ -167,10 +169,12 @@ def packed_bytes(model: torch.nn.Module) -> int:
 
 
 def packed_dtype(model: torch.nn.Module) -> str | None:
-    """Return the dtype of most weights in packed layers, int4 or int8; None where none is packed."""
+    """Return the dtype of most weights in packed layers: int4, int8 or float8; None where none is packed."""
     counts: Counter[str] = Counter()
     for module in packed_modules(model):
-        counts[f"int{module.packed.bits}"] += module.packed.outputs * module.packed.inputs
+        counts[f"{'float' if module.packed.is_float else 'int'}{module.packed.bits}"] += (
+            module.packed.outputs * module.packed.inputs
+        )
     return counts.most_common(1)[0][0] if counts else None
 
 

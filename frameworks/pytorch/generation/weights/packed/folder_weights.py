@@ -1,4 +1,4 @@
-"""The weights of a language model in a GPTQ, AWQ or compressed-tensors folder."""
+"""The weights of a language model in a GPTQ, AWQ, compressed-tensors or float8 folder."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.generation.weights.packed.float8 import Float8Weight
 from frameworks.pytorch.generation.weights.packed.integers import AwqWeight, ColumnTensors, GptqWeight, RowWeight
 from frameworks.pytorch.generation.weights.packed.weight import PackedWeight
 
@@ -25,9 +26,8 @@ class FolderWeights:
         """
         self._folder = folder
         self._scheme = scheme
-        self._find: Callable[[str], PackedWeight | None] = (
-            self._of_rows if scheme["quant_method"] == "compressed-tensors" else self._of_columns
-        )
+        layouts = {"compressed-tensors": self._of_rows, "gptq": self._of_columns, "awq": self._of_columns}
+        self._find: Callable[[str], PackedWeight | None] = layouts.get(scheme["quant_method"], self._of_floats)
         self._files: dict[str, Any] = {}
         for file in files:
             try:
@@ -78,6 +78,8 @@ class FolderWeights:
 
     def _of_rows(self, module: str) -> PackedWeight | None:
         packed, plain = self._tensor(f"{module}.weight_packed"), self._tensor(f"{module}{_WEIGHT}")
+        if plain is not None and plain.itemsize == 1 and plain.is_floating_point():
+            return self._of_floats(module)
         weight = packed if packed is not None else plain
         if weight is None or (packed is None and weight.dtype != torch.int8):
             return None
@@ -95,3 +97,15 @@ class FolderWeights:
                 raise ValueError(f"expected 4 or 8 bits, got {weight.shape[1]} integers for {shape[1]} inputs")
         zero, groups = self._tensor(f"{module}.weight_zero_point"), self._tensor(f"{module}.weight_g_idx")
         return RowWeight(weight, scale, zero, groups, shape, bits)
+
+    def _of_floats(self, module: str) -> PackedWeight | None:
+        weight = self._tensor(f"{module}{_WEIGHT}")
+        if weight is None or weight.itemsize > 1:
+            return None
+        # transformers and DeepSeek name the scale by its inverse, though the weight is multiplied by it.
+        scales = (self._tensor(f"{module}.{name}") for name in ("weight_scale_inv", "weight_scale"))
+        scale = next((each for each in scales if each is not None), None)
+        if scale is None:
+            raise ValueError("expected weight_scale or weight_scale_inv, got neither")
+        block = self._scheme.get("weight_block_size")
+        return Float8Weight(weight, scale, None if block is None else (block[0], block[1]))

@@ -85,6 +85,7 @@ class GgufWeight:
     """A PackedWeight: blocks, uint8 [outputs, bytes of a row]."""
 
     order: torch.Tensor | None = None
+    is_float = False
 
     def __init__(self, raw: torch.Tensor, tensor: GgufTensor, rows: torch.Tensor | None) -> None:
         """`rows`: which row of the file each output is; None: in order."""

@@ -45,6 +45,8 @@ def _order_of_groups(group_of_input: torch.Tensor, group: int) -> torch.Tensor |
 class _Weight:
     """The common part of the layouts."""
 
+    is_float = False
+
     def __init__(self, outputs: int, inputs: int, bits: int, group: int, order: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = outputs, inputs
         self.bits, self.group = bits, group

@@ -66,7 +66,8 @@ class PackedModule(torch.nn.Module):
     def joins(self, other: "PackedModule") -> bool:
         """Whether one matmul can compute both: they have the same bits, groups and order of inputs."""
         mine, its = (module.packed.read(slice(0, 1)) for module in (self, other))
-        return (mine.bits, mine.group) == (its.bits, its.group) and _are_equal(self.packed.order, other.packed.order)
+        kinds = [(each.bits, each.group, each.values.dtype) for each in (mine, its)]
+        return kinds[0] == kinds[1] and _are_equal(self.packed.order, other.packed.order)
 
 
 class PackedEmbedding(torch.nn.Module):

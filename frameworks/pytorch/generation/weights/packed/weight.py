@@ -28,6 +28,11 @@ class PackedWeight(Protocol):
         ...
 
     @property
+    def is_float(self) -> bool:
+        """Whether the values are float8, for which a CPU has no kernels."""
+        ...
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the layer made of it: its values, and a scale and a shift of 4 bytes for each group."""
         ...
@@ -93,7 +98,10 @@ class WeightSource(Protocol):
         ...
 
     def packed(self, parameter: str) -> PackedWeight | None:
-        """Return a weight that the file holds as int8 or int4; None for others. Raises InvalidModel if damaged."""
+        """Return a weight that the file holds as int8, int4 or float8; None for others.
+
+        Raises InvalidModel if it is damaged.
+        """
         ...
 
     def plain(self, parameter: str) -> torch.Tensor | None:
