@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from frameworks.onnx.session import is_final, plain_message
 from frameworks.types import NUMPY_DTYPES, Array, TensorType, Value, ValueSpec
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 
@@ -54,6 +55,7 @@ class OutputBinding:
     def __init__(self, session: ort.InferenceSession, outputs: Sequence[ValueSpec], arrays: PooledArrays) -> None:
         """`outputs`: all of the session's, in its order."""
         self._arrays = arrays
+        self._on_device = session.get_providers()[0] != "CPUExecutionProvider"
         inputs = session.get_inputs()
         named: dict[object, tuple[str, int]] = {}
         for given in inputs:
@@ -100,13 +102,21 @@ class OutputBinding:
             else:
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         try:
+            if self._on_device:
+                # A run waits for its own stream; the inputs may be copied on another.
+                binding.synchronize_inputs()
             session.run_with_iobinding(binding, options)
-        except RuntimeError:
+        except RuntimeError as error:
+            if self._on_device and is_final(plain_message(error)):
+                raise
             # Either the graph refuses the inputs, and does so again, or a shape differs from the declared one.
             results = session.run(list(output_names), inputs, options)
             outputs: dict[str, Value] = dict(zip(output_names, results, strict=True))
             self._drop_misdeclared(outputs, buffers)
             return outputs
+        if self._on_device:
+            # The outputs are copied into the buffers by the device.
+            binding.synchronize_outputs()
         values = zip(output_names, binding.get_outputs(), strict=True)
         return {name: buffers[name] if name in buffers else value.numpy() for name, value in values}
 
