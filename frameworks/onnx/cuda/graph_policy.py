@@ -43,15 +43,14 @@ def reason_not_capturable(spec: ModelSpec, operators: Collection[str]) -> str | 
         return "expected a graph with inputs, got none; remove cuda_graph"
     for declared in (*required, *spec.outputs):
         if not isinstance(declared.type, TensorType) or declared.type.dtype in _REFUSED_DTYPES:
-            return (
-                f'expected tensors of numpy\'s dtypes, got "{declared.name}" of type {declared.type}; {_OR_REMOVE[3:]}'
-            )
+            kind = f'"{declared.name}" of type {declared.type}'
+            return f"expected tensors of the dtypes of numpy, got {kind}; remove cuda_graph"
     for declared in required:
         if declared.shape is None or -1 in declared.shape[1:]:
-            shape = "undeclared shape" if declared.shape is None else f"shape {list(declared.shape)}"
+            shape = "undeclared shape" if declared.shape is None else f"shape {list(declared.shape)} (-1 is free)"
             return (
-                f'expected inputs whose only free dimension is the first, the rows, got "{declared.name}" of {shape} '
-                f"(-1 is free); export the graph with fixed sizes, {_OR_REMOVE}"
+                f'expected inputs whose only free dimension is the first, the rows, got "{declared.name}" of {shape}; '
+                f"export the graph with fixed sizes, {_OR_REMOVE}"
             )
     return None
 
