@@ -18,7 +18,7 @@ _MIN_WORKSPACE_BYTES = 64 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class SessionNeeds:
-    """What the options of a session depend on.
+    """The figures that decide the options of a session.
 
     `max_bytes`: of the session on the device; None: no bound is known. `weight_bytes`: of the graph. `max_rows`: of a
     batch. `engines`: folder of the TensorRT engines; None: they are not kept. `inputs`: as the graph's file has them.

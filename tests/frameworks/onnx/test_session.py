@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from hypothesis.extra import numpy as np_st
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.onnx import session as session_module
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import bfloat16_bits, open_session
 from frameworks.types import Array
@@ -79,7 +79,7 @@ class Attempts:
                 raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {errors[first]}")
             return SimpleNamespace(first=first)
 
-        monkeypatch.setattr(session_module.ort, "InferenceSession", make)
+        monkeypatch.setattr(ort, "InferenceSession", make)
 
 
 ON_CUDA: list[Any] = [("CUDAExecutionProvider", {"device_id": "1", "gpu_mem_limit": "5"}), ("CPUExecutionProvider", {})]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 from structlog.testing import capture_logs
 
@@ -39,7 +40,7 @@ def test_each_change_has_a_folder(tmp_path: Path, graph: Path, monkeypatch: pyte
     folders.append(engine_folder(tmp_path, [graph, data], CARD))
     monkeypatch.setattr(engines, "version", lambda _: "11.2.0")
     folders.append(engine_folder(tmp_path, [graph], CARD))
-    monkeypatch.setattr(engines.ort, "__version__", "9.9.9")
+    monkeypatch.setattr(ort, "__version__", "9.9.9")
     folders.append(engine_folder(tmp_path, [graph], CARD))
     graph.write_bytes(b"another graph")
     folders.append(engine_folder(tmp_path, [graph], CARD))

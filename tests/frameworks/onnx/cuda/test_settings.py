@@ -1,4 +1,4 @@
-"""What a load settles for a model on CUDA, and refuses by name, before its session is opened."""
+"""A load on CUDA settles options, engines and captures before the session is opened, and refuses by name."""
 
 import subprocess
 import sys
