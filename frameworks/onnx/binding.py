@@ -102,9 +102,8 @@ class OutputBinding:
             else:
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         try:
-            if self._on_device:
-                # A run waits for its own stream; the inputs may be copied on another.
-                binding.synchronize_inputs()
+            # Copies of pageable memory are done when a binding, or a run, returns. To wait for the device would wait for
+            # other models, and break a capture of theirs.
             session.run_with_iobinding(binding, options)
         except RuntimeError as error:
             if self._on_device and is_final(plain_message(error)):
@@ -114,9 +113,6 @@ class OutputBinding:
             outputs: dict[str, Value] = dict(zip(output_names, results, strict=True))
             self._drop_misdeclared(outputs, buffers)
             return outputs
-        if self._on_device:
-            # The outputs are copied into the buffers by the device.
-            binding.synchronize_outputs()
         values = zip(output_names, binding.get_outputs(), strict=True)
         return {name: buffers[name] if name in buffers else value.numpy() for name, value in values}
 

@@ -55,10 +55,9 @@ class FixedRun:
         """
         for name, tensor in self._inputs.items():
             tensor.update_inplace(self._filled(inputs[name], rows))
-        # A replay is ordered only behind its own stream, and the copies have another.
+        # A replay is ordered only behind its own stream, and the copies have another. It waits for its own end itself.
         self._binding.synchronize_inputs()
         self._session.run_with_iobinding(self._binding, self._options)
-        self._binding.synchronize_outputs()
         return {name: self._to_host(name, rows) for name in output_names}
 
     def _filled(self, value: Array, rows: int | None) -> Array:

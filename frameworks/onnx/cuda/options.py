@@ -1,6 +1,6 @@
 """Choose the options of ONNX Runtime's CUDA and TensorRT providers for one session of a graph. Pure.
 
-Source: the parsers of the options in core/providers of ONNX Runtime, 1.24 to 1.31.
+Source: the parsers of the options in core/providers and in the Python binding of ONNX Runtime.
 """
 
 from collections.abc import Mapping

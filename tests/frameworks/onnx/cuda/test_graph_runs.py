@@ -117,6 +117,21 @@ def test_request_takes_smallest_bucket(opened: Any, monkeypatch: pytest.MonkeyPa
     assert runs == [(1, 1), (2, 2), (4, 3), (4, 4), (6, 5), (6, 6)]
 
 
+def test_replay_waits_for_its_inputs(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opened(onnx_graphs.identity(), max_rows=1)
+    [run] = model._graphs._runs.values()
+    calls: list[str] = []
+
+    class Session:
+        def run_with_iobinding(self, *_: object) -> None:
+            calls.append("replay")
+
+    monkeypatch.setattr(run._binding, "synchronize_inputs", lambda: calls.append("wait"))
+    monkeypatch.setattr(run, "_session", Session())
+    run.run(x_of(1), (), 1)
+    assert calls == ["wait", "replay"]
+
+
 def test_warm_up_captures_largest_bucket_first(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = spied(monkeypatch)
     opened(onnx_graphs.identity(), max_rows=4)
