@@ -102,7 +102,7 @@ class OutputBinding:
             else:
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         try:
-            # Copies of pageable memory are done when a binding, or a run, returns. To wait for the device would wait for
+            # Copies of pageable memory are done when a binding, or a run, returns. A wait for the device would include
             # other models, and break a capture of theirs.
             session.run_with_iobinding(binding, options)
         except RuntimeError as error:
