@@ -12,12 +12,15 @@ import pytest
 from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.engine.process.host.model_source import ModelSource
+from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.onnx import registry as registry_module
 from frameworks.onnx.cuda.settings import CudaLoad, settle_cuda
 from frameworks.onnx.providers import GraphDevice, ProviderChoice, ProviderRules, choose_providers
 from frameworks.onnx.registry import OnnxRegistry
 from frameworks.onnx.session import open_session as open_plain
 from frameworks.quantization.copies import QuantizedCopies
+from memory.tensor_pool import TensorPool
 from tests.support.fake_probe import GIB, FakeProbe, cuda
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 
@@ -145,6 +148,17 @@ def test_session_that_is_not_on_cuda_is_refused(tmp_path: Path, monkeypatch: pyt
         InvalidModel, match=f"cuda_graph: expected a session on CUDA, got one on {CPU}; correct the inst"
     ):
         registry.load(entry, tmp_path, CARD)
+
+
+def test_only_engine_process_is_alone(tmp_path: Path) -> None:
+    file = onnx_graphs.save(onnx_graphs.add(), tmp_path)
+    settings = RegistrySettings(max_model_size=None, cache_dir=tmp_path / "cache", ageing_ms=1.0)
+    shared = registry_factories(settings, DeviceManager(FakeProbe()), TensorPool(settings.memory))["onnx"]()
+    source = ModelSource()
+    source.prepare("onnx", OnnxModelEntry(name="m", path=file), file, settings)
+    assert source._measured is not None
+    registries = [shared, source._measured.registry]
+    assert [each.is_alone for each in registries if isinstance(each, OnnxRegistry)] == [False, True]
 
 
 def test_model_on_cpu_imports_no_cuda_code(tmp_path: Path) -> None:
