@@ -49,14 +49,16 @@ def capture_graphs(runs: GraphRuns, spec: ModelSpec, accepted: Mapping[str, Valu
     phase("capturing graphs", max(1, len(buckets)), "graphs")
     # The largest first: the arena then has what the others need.
     for rows in reversed(buckets or (None,)):
-        _capture(runs, spec, _with_rows(spec, ran, rows), rows, path)
+        _capture(runs, spec, ran, rows, path)
         step()
     return replace(spec, graphs=describe_graphs(buckets), memory_bytes=spec.memory_bytes + runs.size_bytes)
 
 
-def _capture(runs: GraphRuns, spec: ModelSpec, inputs: dict[str, Array], rows: int | None, path: Path) -> None:
+def _capture(runs: GraphRuns, spec: ModelSpec, ran: Mapping[str, Array], rows: int | None, path: Path) -> None:
+    """Capture one graph, for so many rows of the inputs that ran. Errors as of `capture_graphs`."""
     output_names = tuple(declared.name for declared in spec.outputs)
     try:
+        inputs = _with_rows(spec, ran, rows)
         outputs = runs.run_eagerly({**inputs}, output_names)
         arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
         if rows is not None and any(value.shape[:1] != (rows,) for value in arrays.values()):

@@ -308,6 +308,13 @@ def test_failed_capture_is_named(
     model.close()
 
 
+def test_buckets_beyond_memory_are_named(tmp_path: Path) -> None:
+    model = open_model(onnx_graphs.identity("float32", ("n", 2**20)), tmp_path, max_rows=2**40)
+    with pytest.raises(OutOfMemory, match="the captured graphs do not fit into memory; lower max_batch_size"):
+        model.warm_up()
+    model.close()
+
+
 def test_text_model_of_fixed_length_is_captured(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     graph = onnx_encoders.encoder()
