@@ -76,15 +76,14 @@ class FixedRun:
 
 
 class GraphRuns:
-    """The captured graphs of one session, and its runs without them. `infer`-like calls come from one thread at a time.
+    """The captured graphs of one session, and its runs without them, on a thread of its own.
 
-    All work on the session runs on a thread of its own; errors are those of the session.
+    Other threads wait for it, and get the errors of the session.
     """
 
     def __init__(self, session: ort.InferenceSession, device: GraphDevice, spec: ModelSpec) -> None:
         self.device = device
         self._session: ort.InferenceSession | None = session
-        self._spec = spec
         self._required = {
             declared.name: (_dtype(declared.type), tuple(declared.shape or ()))
             for declared in spec.inputs
