@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import structlog
@@ -23,13 +23,17 @@ SHARE_FOR_MODELS = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that can hold models. Memory in bytes, as measured by the probe."""
+    """A device that can hold models. Memory in bytes, as measured by the probe.
+
+    `grant_bytes`: of the memory for models, what a process may take there; None where no ledger has chosen the device.
+    """
 
     kind: Literal["cuda", "mps", "cpu"]
     index: int
     name: str
     total_bytes: int
     free_bytes: int
+    grant_bytes: int | None = field(default=None, compare=False)
 
     @property
     def id(self) -> str:

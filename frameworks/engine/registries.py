@@ -27,9 +27,10 @@ class RegistrySettings(BaseModel):
 
 
 def registry_factories(
-    settings: RegistrySettings, devices: DeviceManager, pool: TensorPool
+    settings: RegistrySettings, devices: DeviceManager, pool: TensorPool, is_alone: bool = False
 ) -> dict[str, Callable[[], Registry]]:
-    """Return framework → function that creates its registry. `pool`: for large batches and for sampling.
+    """Return framework → function that creates its registry. `pool`: for large batches and for sampling. `is_alone`:
+    the process has one model.
 
     A framework is imported when its first model is loaded: a server with only ONNX models never imports torch or
     transformers, one with only PyTorch models never imports onnxruntime.
@@ -46,7 +47,7 @@ def registry_factories(
     def create_onnx() -> Registry:
         from frameworks.onnx.registry import OnnxRegistry
 
-        return OnnxRegistry(
+        registry = OnnxRegistry(
             devices,
             settings.performance,
             settings.max_model_size,
@@ -55,6 +56,8 @@ def registry_factories(
             PooledArrays(pool),
             with_task,
         )
+        registry.is_alone = is_alone
+        return registry
 
     def create_pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from frameworks.onnx.session import is_final, plain_message
 from frameworks.types import NUMPY_DTYPES, Array, TensorType, Value, ValueSpec
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 
@@ -54,6 +55,7 @@ class OutputBinding:
     def __init__(self, session: ort.InferenceSession, outputs: Sequence[ValueSpec], arrays: PooledArrays) -> None:
         """`outputs`: all of the session's, in its order."""
         self._arrays = arrays
+        self._on_device = session.get_providers()[0] != "CPUExecutionProvider"
         inputs = session.get_inputs()
         named: dict[object, tuple[str, int]] = {}
         for given in inputs:
@@ -100,8 +102,12 @@ class OutputBinding:
             else:
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         try:
+            # Copies of pageable memory are done when a binding, or a run, returns. A wait for the device would include
+            # other models, and break a capture of theirs.
             session.run_with_iobinding(binding, options)
-        except RuntimeError:
+        except RuntimeError as error:
+            if self._on_device and is_final(plain_message(error)):
+                raise
             # Either the graph refuses the inputs, and does so again, or a shape differs from the declared one.
             results = session.run(list(output_names), inputs, options)
             outputs: dict[str, Value] = dict(zip(output_names, results, strict=True))

@@ -37,6 +37,7 @@ from memory.pooled_arrays import PooledArrays
 
 if TYPE_CHECKING:
     from frameworks.images.processor import ImageProcessor
+    from frameworks.onnx.cuda.graph_runs import GraphRuns
 
 log = structlog.get_logger(__name__)
 
@@ -100,6 +101,12 @@ class OnnxModel:
         self._binding: OutputBinding | None = None
         if arrays is not None and not self._needs_ort_values:
             self._binding = OutputBinding(session, outputs, arrays)
+        self._graphs: GraphRuns | None = None
+        if choice.captures is not None:
+            # Only a model with captured graphs needs it.
+            from frameworks.onnx.cuda.capture import open_graph_runs
+
+            self._graphs = open_graph_runs(session, choice.captures, self.spec, summary, path)
         self._check_input_shape()
         self.rounds_activations = summary is not None and summary.rounds_activations
         self._uses = {} if summary is None else summary.value_uses
@@ -127,6 +134,8 @@ class OnnxModel:
         if self._sequence is not None and (mask := missing_mask(inputs, self._sequence)) is not None:
             inputs = {**inputs, **mask}
         try:
+            if self._graphs is not None:
+                return self._graphs.run(inputs, output_names)
             if self._needs_ort_values:
                 return run_with_bfloat16(session, inputs, output_names, self.spec.inputs_by_name, self._run_options)
             first = next(iter(inputs.values()), None)
@@ -156,12 +165,19 @@ class OnnxModel:
         ran = self._run_given(given) if given else self._run_made_up()
         if ran is not None:
             self._try_batching({name: value.shape for name, value in ran.items() if isinstance(value, np.ndarray)})
+        if self._graphs is not None:
+            from frameworks.onnx.cuda.capture import capture_graphs
+
+            self.spec = capture_graphs(self._graphs, self.spec, ran, self._path)
 
     def on_idle(self) -> None:
         """As BatchModel.on_idle: sleeping threads of ONNX Runtime slow down nothing."""
 
     def close(self) -> None:
         self._session = None
+        if self._graphs is not None:
+            self._graphs.close()
+            self._graphs = None
 
     def example_inputs(self) -> dict[str, Value]:
         """Return a value for every required input, and the mask: of the model's entry, else made up."""

@@ -20,6 +20,8 @@ PROVIDERS: dict[str, tuple[str, ...]] = {
 }
 _ON_CUDA = ("TensorRT", "CUDA")
 _ON_GPU = (*_ON_CUDA, "ROCm", "CoreML", "DirectML")
+Options = dict[str, str]
+SessionProviders = list[tuple[str, Options]]
 _DEVICE_OF = {"TensorRT": "cuda", "CUDA": "cuda", "ROCm": "rocm", "CoreML": "coreml", "DirectML": "directml"}
 
 
@@ -33,11 +35,25 @@ class ProviderRules:
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderChoice:
-    """`session_providers` as InferenceSession takes them: (name, options), the first is preferred."""
+class GraphDevice:
+    """Where CUDA graphs are captured, as OrtValue names it, and the maximum rows of a batch."""
 
-    session_providers: list[tuple[str, dict[str, str]]]
+    kind: str
+    index: int
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderChoice:
+    """`session_providers` as InferenceSession takes them: (name, options), the first is preferred. `fallbacks`: what to
+    try in turn where a session cannot be opened with them; None: what ONNX Runtime itself tries.
+    `captures`: where its runs are captured as CUDA graphs; None: they are not.
+    """
+
+    session_providers: SessionProviders
     cuda: Device | None
+    fallbacks: tuple[SessionProviders, ...] | None = None
+    captures: GraphDevice | None = None
 
     def device_of(self, active: str) -> str:
         """Return the device of a session whose first active provider is `active`, as /models shows it."""
@@ -59,7 +75,7 @@ def choose_providers(
     A provider that the config names and this machine or build lacks is skipped with a warning.
     """
     cuda = device if device.kind == "cuda" else None
-    chosen: list[tuple[str, dict[str, str]]] = []
+    chosen: SessionProviders = []
     for name in wanted or tuple(PROVIDERS):
         reason = _unavailable_reason(name, rules)
         if reason is None and name in _ON_CUDA and cuda is None:

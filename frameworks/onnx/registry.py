@@ -39,6 +39,8 @@ class OnnxRegistry:
     """Loads ONNX models; see `frameworks.runtime.Registry`."""
 
     framework = "onnx"
+    is_alone = False
+    """Whether this process has no other model. Its creator sets it."""
 
     def __init__(
         self,
@@ -97,6 +99,8 @@ class OnnxRegistry:
         graph, report = self._graph_to_open(original)
         self._warn_of_quantization(entry, choice, report)
         weight_bytes = report.bytes_after if report else original.bytes_before
+        if choice.cuda is not None or entry.cuda_graph:
+            choice = self._settle_cuda(choice, entry, graph, weight_bytes)
         # A copy has its own external data, which is always mapped.
         reads = not self._enable_memory_mapping and report is None
         read_locations = summary.external_locations if reads else frozenset[str]()
@@ -105,6 +109,11 @@ class OnnxRegistry:
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
         if active != wanted:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
+            if choice.captures is not None:
+                raise InvalidModel(
+                    f"{graph}: cuda_graph: expected a session on CUDA, got one on {active}; correct the installation "
+                    "of CUDA and cuDNN, or remove cuda_graph"
+                )
         sessions = [session]
         # A session without threads of its own runs in any number of threads at once; others would share its threads.
         shared = self._shares_session(entry) and active == "CPUExecutionProvider"
@@ -130,6 +139,18 @@ class OnnxRegistry:
             if declare_images(instances, entry, folder, summary.activations):
                 return [*instances]
         return with_text(instances, file, entry.allow_pickled_weights)
+
+    def _settle_cuda(
+        self, choice: ProviderChoice, entry: OnnxModelEntry, graph: Path, weight_bytes: int
+    ) -> ProviderChoice:
+        """Add the options of CUDA and TensorRT. Raises InvalidModel for a `cuda_graph` that cannot be captured."""
+        # A server without CUDA needs none of it.
+        from frameworks.onnx.cuda.settings import CudaLoad, settle_cuda
+
+        sources = [graph, *sorted(read_graph_summary(graph).external_files)]
+        max_rows = entry.max_batch_size or self._performance.max_batch_size
+        load = CudaLoad(entry, sources, weight_bytes, max_rows, self._copies.cache_dir, self.is_alone)
+        return settle_cuda(choice, load)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:
         """Return whether one session on the CPU suffices for all instances."""

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+import structlog
 
 from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.types import Array, TensorType, Value, ValueSpec
+
+log = structlog.get_logger(__name__)
 
 _ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _LOG_ERRORS_ONLY = 3
@@ -24,6 +27,9 @@ _OUT_OF_MEMORY_SIGNS = (
     "bad allocation",
     "memoryerror",
 )
+_CUDA_FAILURES = ("cuda failure", "cublas failure", "cudnn failure")
+# The refusal of a session with `enable_cuda_graph`.
+_CAPTURE_SIGNS = ("graph capture feature", "cuda graph feature")
 _DEVICE_SIGNS = ("cuda", "cublas", "cudnn", "tensorrt", "hip", "miopen")
 
 
@@ -60,7 +66,7 @@ def open_session(
     slow = ["SkipLayerNormFusion"] if on_cpu else None
     try:
         contents = read_external_data(options, path, read_locations)
-        session = ort.InferenceSession(str(path), options, providers=choice.session_providers, disabled_optimizers=slow)
+        session = _open(path, options, choice, slow)
         session.external_data = contents  # the session reads them as long as it lives
         return session
     except Exception as error:
@@ -68,7 +74,36 @@ def open_session(
         if is_out_of_memory(message):
             what = "the graph does not fit into memory"
             raise OutOfMemory(f"{path}: {what}: {message}", f"{what}: {without_paths(message)}") from error
+        if _contains(message, _CAPTURE_SIGNS):
+            raise InvalidModel(
+                f"{path}: cuda_graph: expected a graph whose nodes all run on CUDA, got others ({message}); remove "
+                "cuda_graph"
+            ) from error
         raise InvalidModel(f"{path}: onnxruntime cannot load it: {message}") from error
+
+
+def _open(
+    path: Path, options: ort.SessionOptions, choice: ProviderChoice, slow: list[str] | None
+) -> ort.InferenceSession:
+    """Open a session with the first providers that start. Raises what ONNX Runtime raises for the last ones.
+
+    ONNX Runtime's own fallback would drop the options of CUDA: the session might open on another card. Where memory ran
+    out, no other provider is tried: the model was placed on this device.
+    """
+    if choice.fallbacks is None:
+        return ort.InferenceSession(str(path), options, providers=choice.session_providers, disabled_optimizers=slow)
+    attempts = [choice.session_providers, *choice.fallbacks]
+    for number, providers in enumerate(attempts, 1):
+        try:
+            return ort.InferenceSession(
+                str(path), options, providers=providers, disabled_optimizers=slow, enable_fallback=0
+            )
+        except Exception as error:
+            message = plain_message(error)
+            if number == len(attempts) or is_out_of_memory(message):
+                raise
+            log.warning("session did not open", path=str(path), provider=providers[0][0], reason=message)
+    raise AssertionError("each attempt returns or raises")
 
 
 def _is_utf8(path: Path) -> bool:
@@ -158,6 +193,11 @@ def _contains(message: str, signs: tuple[str, ...]) -> bool:
 def is_out_of_memory(message: str) -> bool:
     """Return whether a message of ONNX Runtime reports that memory ran out."""
     return _contains(message, _OUT_OF_MEMORY_SIGNS)
+
+
+def is_final(message: str) -> bool:
+    """Return whether a second run would fail too: memory ran out, or a call to CUDA or to its libraries failed."""
+    return is_out_of_memory(message) or _contains(message, _CUDA_FAILURES)
 
 
 def is_device_failure(message: str) -> bool:

@@ -173,6 +173,8 @@ class OnnxTextModel:
             unbatched_because=raw.unbatched_because,
             unwarmed_because=raw.unwarmed_because,
             sequence=raw.sequence,
+            graphs=raw.graphs,
+            memory_bytes=raw.memory_bytes,
         )
 
     def on_idle(self) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check and measure Roundhouse on this machine. No network is used.
 #
-#   ./gpu-check.sh [--cpu] [tests|steps|generation|texts|images|memory ...]
+#   ./gpu-check.sh [--cpu] [tests|steps|generation|texts|images|graphs|memory ...]
 #
 # Without names: every part, at most 8 minutes each.
 #
@@ -21,11 +21,11 @@ device=cuda parts=()
 for argument; do
     case $argument in
         --cpu) device=cpu ;;
-        tests | steps | generation | texts | images | memory) parts+=("$argument") ;;
-        *) echo "usage: gpu-check.sh [--cpu] [tests|steps|generation|texts|images|memory ...]; got $argument" >&2; exit 2 ;;
+        tests | steps | generation | texts | images | graphs | memory) parts+=("$argument") ;;
+        *) echo "usage: gpu-check.sh [--cpu] [tests|steps|generation|texts|images|graphs|memory ...]; got $argument" >&2; exit 2 ;;
     esac
 done
-[[ ${#parts[@]} -gt 0 ]] || parts=(tests steps generation texts images memory)
+[[ ${#parts[@]} -gt 0 ]] || parts=(tests steps generation texts images graphs memory)
 mkdir -p "$work" "$results"
 
 install() {

@@ -19,6 +19,7 @@ from tools.bench.shared.table import Row, table_lines
 from tools.gpu_kit.generation import measure_generation
 from tools.gpu_kit.gpu_memory import measure_memory
 from tools.gpu_kit.gpu_tests import run_tests
+from tools.gpu_kit.graphs import measure_graphs
 from tools.gpu_kit.images import measure_images
 from tools.gpu_kit.steps import measure_steps
 from tools.gpu_kit.texts import measure_texts
@@ -27,7 +28,7 @@ from tools.gpu_kit.texts import measure_texts
 def main() -> int:
     """Return 1 if a test failed, or no figure could be measured. Rows are written as soon as they are measured."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu_kit.measure")
-    parser.add_argument("part", choices=["tests", "steps", "generation", "texts", "images", "memory"])
+    parser.add_argument("part", choices=["tests", "steps", "generation", "texts", "images", "graphs", "memory"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     for folder in ("minilm", "work", "results"):
         parser.add_argument(f"--{folder}", type=Path, required=True)
@@ -46,6 +47,7 @@ def main() -> int:
         "generation": lambda: measure_generation(work, device),
         "texts": lambda: measure_texts(arguments.minilm, work, device),
         "images": lambda: measure_images(work, device),
+        "graphs": lambda: measure_graphs(work, device),
         "memory": lambda: measure_memory(arguments.minilm, work, device),
     }
     try:

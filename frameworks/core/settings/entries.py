@@ -211,6 +211,9 @@ class OnnxModelEntry(ModelEntry):
     ) = None
     """Providers of ONNX Runtime in order of preference, in any case; its own names too. None: all that are installed,
     in this order."""
+    cuda_graph: bool = False
+    """Whether the model runs as captured CUDA graphs, one for each power of two of rows up to `max_batch_size`. Only on
+    CUDA with `isolation = "process"`, for graphs without control flow whose only free dimension is the rows."""
     sequence_axis: Annotated[int, Field(ge=1, le=31)] | None = None
     """Axis of the sequence in every input where that axis is free. Rows of different lengths are padded to share a
     batch if a trial at warm-up shows that padding changes no output. None: rows of one length share a batch."""
@@ -306,8 +309,9 @@ class ModelsSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     cache_dir: SettingsPath = Field(default_factory=cache_folder)
-    """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, and
-    for kernels compiled for this CPU, in `compiled`; created when first needed. None: the user's cache folder, on
+    """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, for
+    kernels compiled for this CPU, in `compiled`, and for engines of TensorRT, in `tensorrt`; created when first needed.
+    None: the user's cache folder, on
     Linux `~/.cache/roundhouse`."""
     max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""

@@ -12,7 +12,14 @@ import structlog
 
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds
 from frameworks.core.errors import EvictionNeeded, InvalidModel, OutOfMemory
-from frameworks.models.residency.placement import choose_devices, choose_victim, is_evictable, is_pinned, reserved_bytes
+from frameworks.models.residency.placement import (
+    choose_devices,
+    choose_victim,
+    is_evictable,
+    is_pinned,
+    reserved_bytes,
+    with_grants,
+)
 from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.version import ModelVersion
 from memory.budget import Budget
@@ -146,7 +153,7 @@ class MemoryLedger:
                     for memory, size in reserved.items():
                         self.budget.reserve(version, memory, size)
                     self._versions.add(version)
-                    return devices
+                    return with_grants(devices, needs, self.budget.free)
                 if not options.may_evict:
                     raise EvictionNeeded(
                         f"{version} needs {format_size(reserved[full.memory_id])}; {self._describe([full])}; "

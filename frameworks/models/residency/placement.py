@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from frameworks.core.devices import Device, ModelNeeds
@@ -44,6 +45,20 @@ def reserved_bytes(devices: Iterable[Device], needs: ModelNeeds) -> Counter[str]
     for device in devices:
         reserved[device.memory_id] += needs.on(device)
     return reserved
+
+
+def with_grants(devices: Sequence[Device], needs: ModelNeeds, left_on: Callable[[str], int]) -> list[Device]:
+    """Return the devices with what each process may take there: its need, and its share of what is left for models.
+
+    `left_on`: bytes of the budget of a memory, beside the needs. A model that is loaded later may get the same bytes.
+    """
+    counts, reserved = Counter(device.memory_id for device in devices), reserved_bytes(devices, needs)
+
+    def share(device: Device) -> int:
+        memory = device.memory_id
+        return max(0, min(left_on(memory), device.free_bytes - reserved[memory])) // counts[memory]
+
+    return [replace(device, grant_bytes=needs.on(device) + share(device)) for device in devices]
 
 
 def choose_device(candidates: Sequence[Device], needs: ModelNeeds, free: BytesOn, evictable: BytesOn) -> Device | None:

@@ -2,17 +2,23 @@
 
 import tracemalloc
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import helper
 
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import InvalidInput
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.registry import OnnxRegistry
-from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch, Value
+from frameworks.onnx.value_types import read_type
+from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch, Value, ValueSpec
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, PoolStats, TensorPool
@@ -162,3 +168,120 @@ def test_hidden_states_are_leased_until_pooling(tmp_path: Path) -> None:
         assert bound_model.stats.leases == 0
         check_alike(np.asarray(rows), np.asarray(plain.infer(batch)[TEXT_OUTPUT]))
     assert (bound_model.stats.misses, bound_model.stats.hits) == (1, 2)
+
+
+class OnDevice:
+    """A session on the CPU that reports another provider, and notes the calls of its bindings."""
+
+    def __init__(self, session: ort.InferenceSession, error: Exception | None = None) -> None:
+        self._session = session
+        self._error = error
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def get_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def io_binding(self) -> Any:
+        binding = self._session.io_binding()
+        for name in ("bind_output", "synchronize_inputs", "synchronize_outputs"):
+            setattr(binding, name, self._noted(name, getattr(binding, name)))
+        return binding
+
+    def run_with_iobinding(self, *arguments: Any) -> None:
+        self.calls.append("run")
+        if self._error is not None:
+            raise self._error
+        self._session.run_with_iobinding(*arguments)
+
+    def run(self, *arguments: Any) -> Any:
+        self.calls.append("run again")
+        return self._session.run(*arguments)
+
+    def _noted(self, name: str, plain: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append(f"{name} {arguments[0]}" if arguments else name)
+            return plain(*arguments)
+
+        return call
+
+
+def on_device(graph: onnx.ModelProto, error: Exception | None = None) -> tuple[OnDevice, OutputBinding]:
+    session = OnDevice(onnx_graphs.session(graph), error)
+    outputs = [ValueSpec(each.name, read_type(each)) for each in session.get_outputs()]
+    arrays = PooledArrays(TensorPool(MemorySettings()))
+    return session, OutputBinding(cast("ort.InferenceSession", session), outputs, arrays)
+
+
+def run_bound(session: OnDevice, binding: OutputBinding, x: Array, *names: str) -> dict[str, Value] | None:
+    return binding.run(cast("ort.InferenceSession", session), {"x": x}, names, ort.RunOptions())
+
+
+def test_device_copies_only_requested_outputs() -> None:
+    session, binding = on_device(sines(("n", WIDTH)))
+    x = rows_of(ROWS)
+    outputs = run_bound(session, binding, x, "sine")
+    assert outputs is not None
+    check_alike(np.asarray(outputs["sine"]), np.sin(x))
+    assert session.calls == ["bind_output sine", "run"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Available memory of 19968 is smaller than requested bytes of 1572864",
+        "CUDA failure 700: an illegal memory access was encountered ; GPU=0",
+        "CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED",
+        "CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED",
+    ],
+)
+def test_failed_device_does_not_run_twice(message: str) -> None:
+    session, binding = on_device(sines(("n", WIDTH)), RuntimeError(message))
+    with pytest.raises(RuntimeError, match=message):
+        run_bound(session, binding, rows_of(ROWS), "sine")
+    assert session.calls[-1] == "run"
+
+
+def test_device_runs_again_for_other_shape() -> None:
+    session, binding = on_device(sines(("n", WIDTH)), RuntimeError("Shape mismatch attempting to re-use buffer"))
+    outputs = run_bound(session, binding, rows_of(ROWS), "sine")
+    assert outputs is not None
+    check_alike(np.asarray(outputs["sine"]), np.sin(rows_of(ROWS)))
+    assert session.calls[-2:] == ["run", "run again"]
+
+
+BOUND_DTYPES = ("float16", "float32", "float64", "int8", "int32", "uint64", "bool")
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Bound, ort.InferenceSession]]:
+    """For each dtype a graph of two copies of its input [n, m], bound and plain."""
+    made = {}
+    for dtype in BOUND_DTYPES:
+        shape = ("n", "m")
+        nodes = [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Transpose", ["x"], ["z"])]
+        graph = model_of(nodes, [("x", dtype, shape)], [("y", dtype, shape), ("z", dtype, ("m", "n"))])
+        made[dtype] = bound(graph, tmp_path_factory.mktemp(dtype)), onnx_graphs.session(graph)
+    return made
+
+
+@given(
+    dtype=st.sampled_from(BOUND_DTYPES),
+    rows=st.integers(0, 9),
+    columns=st.sampled_from([0, 1, 3, PAYS_FROM_BYTES // 16, PAYS_FROM_BYTES // 2]),
+    names=st.lists(st.sampled_from(["y", "z"]), unique=True),
+)
+def test_bound_outputs_equal_any_plain_run(
+    copies: dict[str, tuple[Bound, ort.InferenceSession]], dtype: str, rows: int, columns: int, names: list[str]
+) -> None:
+    bound_model, plain = copies[dtype]
+    x = (np.arange(rows * columns) % 2).reshape(rows, columns).astype(dtype)
+    wanted = dict(zip(names or ["y", "z"], plain.run(names or None, {"x": x}), strict=True))
+    outputs = bound_model.infer({"x": x}, *names)
+    assert list(outputs) == list(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(np.asarray(outputs[name]), value, strict=True)
+    del outputs
+    assert bound_model.stats.leases == 0

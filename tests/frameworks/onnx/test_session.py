@@ -4,15 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
+from structlog.testing import capture_logs
 
-from frameworks.core.errors import InvalidModel
+from frameworks.core.errors import InvalidModel, OutOfMemory
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import bfloat16_bits, open_session
 from frameworks.types import Array
@@ -59,3 +63,75 @@ def test_import_starts_no_telemetry(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import frameworks.onnx.session"]
     subprocess.run(words, env=environment, cwd=Path(__file__).parents[3], check=True, timeout=HANGS_AFTER_S)
     assert not list(tmp_path.iterdir())
+
+
+class Attempts:
+    """Stand for ONNX Runtime: sessions open with some first providers only."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: dict[str, str]) -> None:
+        """`errors`: by first provider, the message of its error."""
+        self.made: list[dict[str, Any]] = []
+
+        def make(_path: str, _options: object, **arguments: Any) -> Any:
+            self.made.append(arguments)
+            first = arguments["providers"][0][0]
+            if first in errors:
+                raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {errors[first]}")
+            return SimpleNamespace(first=first)
+
+        monkeypatch.setattr(ort, "InferenceSession", make)
+
+
+ON_CUDA: list[Any] = [("CUDAExecutionProvider", {"device_id": "1", "gpu_mem_limit": "5"}), ("CPUExecutionProvider", {})]
+ON_TENSORRT: list[Any] = [("TensorrtExecutionProvider", {"device_id": "1"}), *ON_CUDA]
+
+
+def open_first(choice: ProviderChoice) -> Any:
+    return open_session(Path("model.onnx"), choice, 1, 1)
+
+
+def test_failed_provider_falls_back_with_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch, {"TensorrtExecutionProvider": "no engine could be built"})
+    with capture_logs() as logs:
+        session = open_first(ProviderChoice(ON_TENSORRT, None, fallbacks=(ON_CUDA, ON_CUDA[1:])))
+    assert session.first == "CUDAExecutionProvider"
+    assert [each["providers"] for each in attempts.made] == [ON_TENSORRT, ON_CUDA]
+    assert {each["enable_fallback"] for each in attempts.made} == {0}
+    assert [(entry["provider"], entry["reason"]) for entry in logs] == [
+        ("TensorrtExecutionProvider", "no engine could be built")
+    ]
+
+
+def test_full_device_is_not_replaced_by_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch, {"CUDAExecutionProvider": "CUDA failure 2: out of memory ; GPU=1"})
+    with pytest.raises(OutOfMemory, match="the graph does not fit into memory"):
+        open_first(ProviderChoice(ON_CUDA, None, fallbacks=(ON_CUDA[1:],)))
+    assert len(attempts.made) == 1
+
+
+def test_last_error_of_attempts_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    Attempts(monkeypatch, {name: f"{name} fails" for name in ("CUDAExecutionProvider", "CPUExecutionProvider")})
+    with pytest.raises(InvalidModel, match="onnxruntime cannot load it: CPUExecutionProvider fails"):
+        open_first(ProviderChoice(ON_CUDA, None, fallbacks=(ON_CUDA[1:],)))
+
+
+def test_choice_without_attempts_opens_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch, {})
+    open_first(ProviderChoice([("CPUExecutionProvider", {})], None))
+    assert attempts.made == [
+        {"providers": [("CPUExecutionProvider", {})], "disabled_optimizers": ["SkipLayerNormFusion"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This session cannot use the graph capture feature as requested by the user as the model has control flow",
+        "This session cannot use the CUDA Graph feature as requested by the user",
+    ],
+)
+def test_refused_capture_names_its_key(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Attempts(monkeypatch, {"CUDAExecutionProvider": message})
+    reason = r"model\.onnx: cuda_graph: expected a graph whose nodes all run on CUDA, got others \(This session"
+    with pytest.raises(InvalidModel, match=reason):
+        open_first(ProviderChoice(ON_CUDA, None, fallbacks=()))

@@ -55,7 +55,7 @@ class ModelSource:
         """As `measure`, of a model that needs no message."""
         devices = DeviceManager(SystemProbe(), settings.performance.enable_gpu)
         pool = TensorPool(settings.memory)
-        registry = registry_factories(settings, devices, pool)[framework]()
+        registry = registry_factories(settings, devices, pool, is_alone=True)[framework]()
         # Collections would scan the objects of the framework, which last until the end.
         exclude_imports()
         self._measured = _Measured(registry, entry, path, devices, pool)

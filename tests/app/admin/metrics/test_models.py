@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from app.admin.metrics.models import generation_families, process_families
 from app.admin.models.descriptions import describe_in_detail
@@ -10,6 +11,7 @@ from app.auth.principal import ANONYMOUS
 from app.observability.metrics import Observer
 from app.observability.visible_counts import Counts
 from frameworks.manager import MLFrameworkManager
+from frameworks.runtime import BatchModel
 from tests.app.inference.generating import generate_request, generating
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
@@ -106,3 +108,13 @@ async def test_version_detail_shows_maximum_tokens() -> None:
         detail = describe_in_detail(served.manager.slot("m"), Counts(served.observer, ANONYMOUS))
         assert detail["task"] == "generate"
         assert detail["version_details"]["1"]["max_tokens"] == CONTEXT
+
+
+@in_loop
+async def test_description_shows_captured_graphs() -> None:
+    async with serving(FakeRegistry()) as manager:
+        slot, counts = manager.slot("m"), Counts(Observer("none", 1000), ANONYMOUS)
+        assert describe_in_detail(slot, counts)["graphs"] is None
+        model = cast("BatchModel", slot.active.engine().model)
+        model.spec = replace(model.spec, graphs="up to 8 rows")
+        assert describe_in_detail(slot, counts)["graphs"] == "up to 8 rows"

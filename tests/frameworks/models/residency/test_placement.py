@@ -1,6 +1,7 @@
 """Test the placement policy alone, and the placements that the ledger makes with it."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -9,9 +10,16 @@ from structlog.testing import capture_logs
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import OutOfMemory
 from frameworks.core.settings.entries import OnnxModelEntry
-from frameworks.models.residency.placement import choose_device, choose_victim, is_evictable, is_pinned
+from frameworks.models.residency.placement import (
+    choose_device,
+    choose_victim,
+    is_evictable,
+    is_pinned,
+    with_grants,
+)
 from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.version import ModelVersion
+from frameworks.runtime import BatchModel, ModelEntry
 from tests.support.batch_models import FakeRegistry
 from tests.support.fake_probe import GIB, FakeProbe, cuda
 from tests.support.loops import in_loop
@@ -91,6 +99,30 @@ def victim(
 ) -> tuple[Version, float] | None:
     chosen = choose_victim(cast("tuple[ModelVersion, ...]", versions), now_s, min_residency_s, is_urgent)
     return None if chosen is None else (cast("Version", chosen.version), chosen.wait_s)
+
+
+class TestGrants:
+    NEEDS = ModelNeeds(host_bytes=8, accelerator_bytes=4)
+
+    def grants(self, devices: list[Device], left: int) -> list[int | None]:
+        return [device.grant_bytes for device in with_grants(devices, self.NEEDS, lambda _: left)]
+
+    def test_grant_is_need_and_what_is_left(self) -> None:
+        assert self.grants([cuda(0, 50)], 10) == [14]
+
+    def test_grant_never_exceeds_free_memory(self) -> None:
+        assert self.grants([cuda(0, 9)], 10) == [9]
+        assert self.grants([cuda(0, 4)], 10) == [4]
+
+    def test_grant_is_at_least_the_need(self) -> None:
+        assert self.grants([cuda(0, 3)], 10) == [4]
+        assert self.grants([cuda(0, 50)], -1) == [4]
+
+    def test_processes_of_a_device_share_it(self) -> None:
+        assert self.grants([cuda(0, 50), cuda(0, 50), cuda(1, 50)], 10) == [9, 9, 14]
+
+    def test_device_stays_equal(self) -> None:
+        assert with_grants(TWO, self.NEEDS, lambda _: 1) == TWO
 
 
 class TestChooseVictim:
@@ -186,6 +218,22 @@ class TestLedgerPlacement:
             assert warning["needs"] == "4 GiB"
             assert "cuda:0 has 0 B of 8 GiB left for models and 50 GiB free" in warning["devices"]
             assert "cpu" not in warning["devices"]
+
+    @in_loop
+    async def test_load_gets_grant_of_ledger(self) -> None:
+        grants = []
+
+        class Granted(OnAccelerators):
+            def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
+                grants.append((device.id, device.grant_bytes))
+                return super().load(entry, path, device)
+
+        registry = Granted(size_bytes=3 * GIB)
+        async with make_manager(registry, max_model_bytes=8 * GIB, probe=FakeProbe([cuda(0, 50 * GIB)])) as manager:
+            for name in "ab":
+                register(manager, name)
+                await manager.load(name)
+        assert grants == [("cuda:0", 8 * GIB), ("cuda:0", 5 * GIB)]
 
     @in_loop
     async def test_device_filled_by_other_processes_is_skipped(self) -> None:

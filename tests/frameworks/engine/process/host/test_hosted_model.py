@@ -1,5 +1,6 @@
 """EngineHost behind a real channel in the loop of the test: its answers, their messages, and nothing left behind."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,23 @@ async def test_load_answers_needs_and_spec() -> None:
         loaded = await link.next(Loaded)
         assert (loaded.memory_bytes, loaded.load_s, loaded.warm_up_s) == (5, 0.25, 0.125)
         assert spec_from_plain(loaded.spec) == model.spec
+
+
+@in_loop
+async def test_load_receives_grant_of_device() -> None:
+    grants: list[int | None] = []
+
+    class NotedSource(FakeSource):
+        def load(self, device: Device) -> HostedModel:
+            grants.append(device.grant_bytes)
+            return super().load(device)
+
+    async with hosted(NotedSource(ArrayModel())) as link:
+        link.send(measured(Path("/absent")))
+        await link.next(Needs)
+        link.send(Load(replace(CPU, grant_bytes=2**40), SETTINGS))
+        await link.next(Loaded)
+    assert grants == [2**40]
 
 
 @in_loop
