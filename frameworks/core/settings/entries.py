@@ -269,9 +269,9 @@ class TorchModelEntry(ModelEntry):
     kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
     `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
-    kv_cache_dtype: Literal["auto", "f32", "bf16", "f16"] = "auto"
+    kv_cache_dtype: Literal["auto", "f32", "bf16", "f16", "fp8"] = "auto"
     """Language models: type of the keys and values. `"auto"`: that of the model, f32 beside int8 and int4 unless the
-    file has bf16."""
+    file has bf16. `"fp8"`: 8 bits, on CUDA from Ampere on."""
     max_num_batched_tokens: Count | None = None
     """Language models: maximum tokens computed in one step, prefill and decode together. None: 512; MPS 1024, CUDA
     2048."""

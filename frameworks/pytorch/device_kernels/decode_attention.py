@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from frameworks.pytorch.device_kernels.float8 import widen_with_nan
 from frameworks.pytorch.device_kernels.launching import dot_dtype, dot_rows
 
 # The last split reads the outputs of all, alone: more of them would delay it.
@@ -31,6 +32,16 @@ class AttentionScores:
     softcap: float = 0.0
     slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+
+
+@triton.jit
+def read_cached(own, is_read):
+    """Load keys or values; bytes are float8."""
+    if own.dtype.element_ty == tl.uint8:
+        states = widen_with_nan(tl.load(own, mask=is_read, other=0))
+    else:
+        states = tl.load(own, mask=is_read, other=0.0)
+    return states
 
 
 @triton.jit
@@ -66,7 +77,7 @@ def _attend_split(
         # Other tokens are not read: earlier contents of a block may be NaN.
         inside = (index * HEADS + head) * TOKENS * SIZE + tokens[:, None] * SIZE + columns[None, :]
         is_read = is_visible[:, None] & is_column[None, :]
-        key = tl.load(keys + inside, mask=is_read, other=0.0).to(DOT)
+        key = read_cached(keys + inside, is_read).to(DOT)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee").to(tl.float32) * scale
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (exp(2x) + 1)
@@ -78,7 +89,7 @@ def _attend_split(
         weights = tl.exp(scores - new_largest[:, None])
         factor = tl.exp(largest - new_largest)
         total = total * factor + tl.sum(weights, 1)
-        value = tl.load(values + inside, mask=is_read, other=0.0)
+        value = read_cached(values + inside, is_read)
         whole = whole * factor[:, None]
         whole += tl.dot(weights.to(value.dtype).to(DOT), value.to(DOT), input_precision="ieee").to(tl.float32)
         largest = new_largest
@@ -161,9 +172,9 @@ class DecodeAttention:
         """Write into `attended`, [sequences, query heads, size].
 
         `query`: [sequences, query heads, size], the heads of a sequence one after the other. `keys`, `values`: of a
-        layer of the cache, [blocks, heads, block tokens, size]. `table`: int32 [sequences, blocks] with any strides,
-        those of each sequence in their order. `lengths`: int32 [sequences], tokens of each, its own included; 0:
-        padding, whose output is 0. `splits`: of `num_splits`.
+        layer of the cache, [blocks, heads, block tokens, size]; uint8: the bytes of float8_e4m3fn. `table`: int32
+        [sequences, blocks] with any strides, those of each sequence in their order. `lengths`: int32 [sequences],
+        tokens of each, its own included; 0: padding, whose output is 0. `splits`: of `num_splits`.
         """
         sequences, query_heads, size = query.shape
         heads, tokens = keys.shape[1], keys.shape[2]
@@ -176,7 +187,8 @@ class DecodeAttention:
             scores.scale, scores.softcap, query.stride(0), table.stride(0), table.stride(1),
             HEADS=heads, GROUP=group, GROUP_ROWS=dot_rows(group), SIZE=size, COLUMNS=dot_rows(size), TOKENS=tokens,
             SPLITS=splits, WINDOW=scores.window, HAS_SOFTCAP=scores.softcap != 0.0,
-            HAS_SLOPES=scores.slopes is not None, HAS_SINKS=scores.sinks is not None, DOT=dot_dtype(keys.dtype),
+            HAS_SLOPES=scores.slopes is not None, HAS_SINKS=scores.sinks is not None,
+            DOT=dot_dtype(keys.dtype, query.dtype),
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from frameworks.pytorch.device_kernels.float8 import widen
 from frameworks.pytorch.device_kernels.launching import dot_dtype, dot_rows
 
 MAX_ROWS = 64
@@ -19,16 +20,12 @@ _WIDENED_COLUMNS = 1024
 
 @triton.jit
 def _value(packed, half, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
-    """Return the values of bytes in float32; `half`: 0, or 1 for the upper 4 bits.
-
-    float8_e4m3fn has the bits of float16 with a smaller exponent, so cards without float8 read it too: 2 ** 8 times the
-    number with its exponent and mantissa in their positions, also below the least normal number.
-    """
+    """Return the values of bytes in float32; `half`: 0, or 1 for the upper 4 bits."""
     if IS_FLOAT:
-        wide = packed.to(tl.uint16)
-        bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-        return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return ((packed >> (4 * half)) & 15).to(tl.float32) - 8.0 if BITS == 4 else packed.to(tl.float32)
+        value = widen(packed).to(tl.float32)
+    else:
+        value = ((packed >> (4 * half)) & 15).to(tl.float32) - 8.0 if BITS == 4 else packed.to(tl.float32)
+    return value
 
 
 @triton.jit

@@ -8,8 +8,12 @@ import triton.language as tl
 _MIN_DOT_ROWS = 16
 
 
-def dot_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype of the operands of tl.dot. Triton's interpreter multiplies bfloat16 as integers."""
+def dot_dtype(dtype: torch.dtype, of_float8: torch.dtype = torch.float16) -> tl.dtype:
+    """Return the dtype of the operands of tl.dot. Triton's interpreter multiplies bfloat16 as integers.
+
+    `of_float8`: the dtype beside float8, whose bytes are uint8.
+    """
+    dtype = of_float8 if dtype == torch.uint8 else dtype
     if dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]

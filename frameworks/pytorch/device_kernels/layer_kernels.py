@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from frameworks.pytorch.device_kernels.float8 import narrow
+
 # Columns of a norm for each warp beyond the first four: 16 numbers a thread.
 _WARP_COLUMNS = 512
 # Columns that one program of the gate computes.
@@ -46,6 +48,16 @@ def norm(
 
 
 @triton.jit
+def _as_cached(states, cache):
+    """Convert states to the dtype of keys or values; bytes are float8."""
+    if cache.dtype.element_ty == tl.uint8:
+        cached = narrow(states.to(tl.float32))
+    else:
+        cached = states.to(cache.dtype.element_ty)
+    return cached
+
+
+@triton.jit
 def _rotate_and_write(
     heads, cosine, sine, query_norm, key_norm, keys, values, blocks, offsets, row_stride, epsilon,
     QUERY_HEADS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, COLUMNS: tl.constexpr,
@@ -80,12 +92,12 @@ def _rotate_and_write(
         inside = tl.load(offsets + row).to(tl.int64) * SIZE + columns
         if own < HEADS:
             target = keys + (block * HEADS + own) * TOKENS * SIZE + inside
-            tl.store(target, first.to(keys.dtype.element_ty), mask=is_written)
-            tl.store(target + HALF, second.to(keys.dtype.element_ty), mask=is_written)
+            tl.store(target, _as_cached(first, keys), mask=is_written)
+            tl.store(target + HALF, _as_cached(second, keys), mask=is_written)
         else:
             target = values + (block * HEADS + own - HEADS) * TOKENS * SIZE + inside
-            tl.store(target, first.to(values.dtype.element_ty), mask=is_written)
-            tl.store(target + HALF, second.to(values.dtype.element_ty), mask=is_written)
+            tl.store(target, _as_cached(first, values), mask=is_written)
+            tl.store(target + HALF, _as_cached(second, values), mask=is_written)
 
 
 def rotate_and_write(
@@ -96,8 +108,8 @@ def rotate_and_write(
 
     `heads`: [rows, query heads + 2 * heads, size], queries, keys, values. `cosine`, `sine`: float32 [rows, size / 2];
     element i of a head pairs with i + size / 2. `norms`: weights [size] of the norms of queries and of keys before the
-    rotation. `keys`, `values`: [blocks, heads, block tokens, size]. `blocks`, `offsets`: int32 [rows], the block of
-    each token and its position in it; block -1: padding.
+    rotation. `keys`, `values`: [blocks, heads, block tokens, size]; uint8: the bytes of float8_e4m3fn. `blocks`,
+    `offsets`: int32 [rows], the block of each token and its position in it; block -1: padding.
     """
     rows, _, size = heads.shape
     key_heads, tokens = keys.shape[1], keys.shape[2]
@@ -121,10 +133,10 @@ def _write(
     inside = tl.load(offsets + row).to(tl.int64) * SIZE + columns
     if head < HEADS:
         target = keys + (block * HEADS + head) * TOKENS * SIZE + inside
-        tl.store(target, own.to(keys.dtype.element_ty), mask=is_written)
+        tl.store(target, _as_cached(own, keys), mask=is_written)
     else:
         target = values + (block * HEADS + head - HEADS) * TOKENS * SIZE + inside
-        tl.store(target, own.to(values.dtype.element_ty), mask=is_written)
+        tl.store(target, _as_cached(own, values), mask=is_written)
 
 
 def write(

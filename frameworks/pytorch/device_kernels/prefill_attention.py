@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from frameworks.pytorch.device_kernels.decode_attention import AttentionScores
+from frameworks.pytorch.device_kernels.decode_attention import AttentionScores, read_cached
 from frameworks.pytorch.device_kernels.launching import dot_dtype, dot_rows
 
 # Of a tile, by the bytes of a head: query tokens, key tokens, and stages of loads ahead. A tile takes at most 96 KiB of
@@ -56,7 +56,7 @@ def _attend_part(
             of_tokens = (blocks * HEADS + head) * TOKENS + others % TOKENS
             own = of_tokens[:, None] * SIZE + columns[None, :]
             is_read = is_token[:, None] & is_column[None, :]
-            key = tl.load(keys + own, mask=is_read, other=0.0).to(DOT)
+            key = read_cached(keys + own, is_read).to(DOT)
             scores = tl.dot(queries, tl.trans(key), input_precision="ieee").to(tl.float32) * scale
             if HAS_SOFTCAP:
                 scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
@@ -72,7 +72,7 @@ def _attend_part(
             weights = tl.exp(scores - safe[:, None])
             factor = tl.exp(largest - safe)
             total = total * factor + tl.sum(weights, 1)
-            value = tl.load(values + own, mask=is_read, other=0.0)
+            value = read_cached(values + own, is_read)
             whole = whole * factor[:, None]
             whole += tl.dot(weights.to(value.dtype).to(DOT), value.to(DOT), input_precision="ieee").to(tl.float32)
             largest = new_largest
@@ -97,7 +97,8 @@ def attend_prefills(
     """Write the rows of the prefills into `attended`, [rows, query heads, size].
 
     `query`: [rows, query heads, size], the heads of a row one after the other. `keys`, `values`: of a layer, [blocks,
-    heads, block tokens, size], with the tokens of the step. `table`: int32 [prefills, blocks] with any strides.
+    heads, block tokens, size], with the tokens of the step; uint8: the bytes of float8_e4m3fn. `table`: int32
+    [prefills, blocks] with any strides.
     `firsts`, `counts`, `starts`: int32 [prefills], the first row of each, its tokens, and those before them.
     `most_tokens`: of a prefill.
     """
@@ -105,7 +106,8 @@ def attend_prefills(
     heads, tokens = keys.shape[1], keys.shape[2]
     columns = dot_rows(size)
     capability = torch.cuda.get_device_capability(keys.device)[0] if keys.is_cuda else 0
-    rows, key_tokens, stages = tile_of(columns * keys.element_size(), capability)
+    # The operands of a matmul have 16 bits at least.
+    rows, key_tokens, stages = tile_of(columns * max(2, keys.element_size()), capability)
     grid = (triton.cdiv(most_tokens, rows), query_heads, len(counts))
     _attend_part[grid](
         query, keys, values, table, firsts, counts, starts,
@@ -113,5 +115,5 @@ def attend_prefills(
         scores.scale, scores.softcap, query.stride(0), table.stride(0), table.stride(1),
         QUERY_HEADS=query_heads, HEADS=heads, SIZE=size, COLUMNS=columns, TOKENS=tokens, ROWS=rows, KEYS=key_tokens,
         WINDOW=scores.window, HAS_SOFTCAP=scores.softcap != 0.0, HAS_SLOPES=scores.slopes is not None,
-        HAS_SINKS=scores.sinks is not None, DOT=dot_dtype(keys.dtype), num_stages=stages,
+        HAS_SINKS=scores.sinks is not None, DOT=dot_dtype(keys.dtype, query.dtype), num_stages=stages,
     )  # fmt: skip

@@ -56,7 +56,8 @@ class BlockAttention:
         tokens that a query attends to, its own included.
         """
         cached = self._cache.shape.dtype
-        if query.dtype != cached:
+        # Kernels convert float8 themselves.
+        if query.dtype != cached and cached.itemsize > 1:
             return self(layer, query.to(cached), key_value.to(cached), window, scale, softcap).to(query.dtype)
         scale = self._scale if scale is None else scale
         if self.device is None:

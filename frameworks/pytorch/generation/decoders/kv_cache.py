@@ -74,9 +74,9 @@ class KeyValueCache:
         self.device = device
         self._is_transposed = device.type == "cpu" if is_transposed is None else is_transposed
         sizes = (shape.layers, 2, blocks, shape.heads, BLOCK_TOKENS * shape.head_size)
-        self._tensor = (
-            zeros(sizes, shape.dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=shape.dtype, device=device)
-        )
+        # The bytes of float8: few operators of torch take it.
+        dtype = torch.uint8 if shape.dtype == torch.float8_e4m3fn else shape.dtype
+        self._tensor = zeros(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
         keys, values = self._tensor.unbind(1)
         in_rows = (*keys.shape[:-1], BLOCK_TOKENS, shape.head_size)
         in_columns = (*keys.shape[:-1], shape.head_size, BLOCK_TOKENS)

@@ -57,6 +57,11 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     torch.set_num_threads(load.performance.intra_op_threads)
     torch_device = torch.device(device.id)
     has_kernels = device_kernels.are_available(torch_device)
+    if entry.kv_cache_dtype == "fp8" and not has_kernels:
+        raise InvalidModel(
+            f'{folder}: kv_cache_dtype: expected "auto", "f32", "bf16" or "f16" on {device.id}, got "fp8", which its '
+            f"kernels on CUDA read: {device_kernels.unavailable_because(torch_device)}; choose another"
+        )
     cache = _cache(load, shape, torch_device, is_transposed=torch_device.type == "cpu" and not has_kernels)
     max_context_tokens = min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS)
     trial = Trial(

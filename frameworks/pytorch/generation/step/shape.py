@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 from frameworks.core.errors import InvalidModel
@@ -21,6 +22,9 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "mode
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 # Other kinds of layers have a state of another form, or choose the tokens that they attend to.
 _PAGED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+_KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
 class NotPaged(InvalidModel):
@@ -72,7 +76,7 @@ def read_shape(folder: Path, dtype: str, kv_dtype: str = "auto") -> GeneratorSha
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         cache = CacheShape(
-            int(config.num_hidden_layers), key_heads, head_size, DTYPES[dtype if kv_dtype == "auto" else kv_dtype]
+            int(config.num_hidden_layers), key_heads, head_size, _KV_DTYPES[dtype if kv_dtype == "auto" else kv_dtype]
         )
         shared = limits.vocabulary_size * int(config.hidden_size) if config.tie_word_embeddings else 0
     except Exception as error:

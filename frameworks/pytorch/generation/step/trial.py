@@ -32,7 +32,7 @@ _PART_TOKENS = 128
 _PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
 # Root mean square of the logits' errors, relative to their spread. 16-bit dtypes are off by their own rounding, as
 # transformers' attention functions are; another kind of attention is off by more than 1.
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25, torch.float8_e4m3fn: 0.5}
 # If a token attends to later ones, logits change by more than this part of the tolerance.
 _CAUSAL_TOLERANCE = 0.1
 _ROUNDS = 3

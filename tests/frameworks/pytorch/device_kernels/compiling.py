@@ -82,13 +82,18 @@ def _kernels(dtype: str, size: int, capability: int) -> Iterator[tuple[Any, dict
         yield sampling._choose, of_logits | {"CANDIDATES": sampling._CANDIDATES}, 3
 
 
-def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, capability: int) -> dict[str, Any]:
+def _compile(
+    kernel: Any, constants: dict[str, Any], stages: int, dtype: str, capability: int, is_float8: bool = False
+) -> dict[str, Any]:
+    """`is_float8`: keys and values are the bytes of float8."""
     signature = {}
     for name in kernel.arg_names:
         usual = "i32" if name in _NUMBERS else f"*{dtype}"
         signature[name] = "constexpr" if name in constants else _POINTERS.get(name, usual)
+    if constants.get("TOKENS") and is_float8:
+        signature |= {"keys": "*u8", "values": "*u8"}
     if "BITS" in constants:
-        signature["values"] = "*u8" if constants["BITS"] == 4 else "*i8"
+        signature["values"] = "*u8" if constants["BITS"] == 4 or constants["IS_FLOAT"] else "*i8"
     elif "EDITS" in constants:
         signature["values"] = "*fp32"
     # As at a launch: tensors of torch are aligned, and so are rows of 16 numbers.
@@ -109,6 +114,7 @@ def _compile(kernel: Any, constants: dict[str, Any], stages: int, dtype: str, ca
         "size": constants.get("SIZE"),
         "is_plain": not constants.get("WINDOW"),
         "dtype": dtype,
+        "is_float8": is_float8,
         "capability": capability,
         "shared_bytes": compiled.metadata.shared,
         "machine_code_bytes": len(compiled.asm["cubin"]),
@@ -136,6 +142,8 @@ def main() -> None:
     capability, dtype, size = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     for kernel, constants, stages in _kernels(dtype, size, capability):
         print(json.dumps(_compile(kernel, constants, stages, dtype, capability)), flush=True)
+        if "TOKENS" in constants and dtype == "bf16":
+            print(json.dumps(_compile(kernel, constants, stages, dtype, capability, is_float8=True)), flush=True)
 
 
 if __name__ == "__main__":

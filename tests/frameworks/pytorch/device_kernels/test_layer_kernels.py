@@ -106,6 +106,53 @@ def test_write_stores_rows_of_any_strides() -> None:
     assert torch.equal(values, expected[1])
 
 
+def written_as_float8(states: torch.Tensor) -> torch.Tensor:
+    """Return numbers as a cache of float8 holds them, in float32."""
+    rows = states.reshape(1, 1, -1).to(KERNEL_DEVICE)
+    keys = torch.zeros(1, 1, 32, rows.shape[2], dtype=torch.uint8, device=KERNEL_DEVICE)
+    values = torch.zeros_like(keys)
+    where = torch.zeros(1, dtype=torch.int32, device=KERNEL_DEVICE)
+    write(rows.repeat(1, 2, 1), keys, values, where, where)
+    assert torch.equal(keys, values)
+    assert not keys[:, :, 1:].any()
+    return keys[0, 0, 0].view(torch.float8_e4m3fn).float().cpu()
+
+
+@EXAMPLES
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64), exponent=st.integers(-14, 9))
+def test_float8_is_rounded_as_by_torch(bits: list[int], exponent: int) -> None:
+    """Any bits of float32, and numbers near those of float8: to the nearest, ties to even, at most 448."""
+    any_bits = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    near = torch.tensor([each % 4096 / 2048 for each in bits], dtype=torch.float32) * 2.0**exponent
+    for states in (any_bits, near, -near):
+        expected = states.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        expected = torch.where(torch.isfinite(states), expected, torch.nan)
+        torch.testing.assert_close(written_as_float8(states), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_all_numbers_of_float8_are_kept() -> None:
+    numbers = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        found = written_as_float8(numbers.to(dtype))
+        torch.testing.assert_close(found, numbers, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit()[numbers == 0], numbers.signbit()[numbers == 0])
+
+
+def test_rotation_writes_float8() -> None:
+    heads = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(2)).to(KERNEL_DEVICE)
+    angles = torch.rand(3, 8, generator=torch.Generator().manual_seed(3)).to(KERNEL_DEVICE)
+    blocks = torch.tensor([1, -1, 0], dtype=torch.int32, device=KERNEL_DEVICE)
+    caches = []
+    for dtype in (torch.float32, torch.uint8):
+        keys = torch.zeros(2, 1, 32, 16, dtype=dtype, device=KERNEL_DEVICE)
+        values = torch.zeros_like(keys)
+        rotate_and_write(heads.clone(), angles.cos(), angles.sin(), None, 1e-6, keys, values, blocks, blocks.abs())
+        caches.append((keys, values))
+    for wide, narrow in zip(*caches, strict=True):
+        assert torch.equal(wide.to(torch.float8_e4m3fn).float(), narrow.view(torch.float8_e4m3fn).float())
+        assert wide.abs().sum() > 0
+
+
 @EXAMPLES
 @given(rows=st.integers(0, 4), size=st.integers(1, 1100), dtype=DTYPES, is_gelu=st.booleans())
 def test_gate_equals_torch(rows: int, size: int, dtype: torch.dtype, is_gelu: bool) -> None:

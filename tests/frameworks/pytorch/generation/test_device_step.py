@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frameworks.core.errors import InvalidModel
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.loading import paged_loading
@@ -64,6 +65,28 @@ def test_texts_equal_those_of_cpu(made_once: FolderMaker, family: str, patch: py
     model = load_on_device(folder, patch)
     assert type(decoder_of(model)).__name__ == ("TransformersDecoder" if family == "gemma2" else "FusedLlamaDecoder")
     assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_float8_keys_and_values_are_near(made_once: FolderMaker, family: str, patch: pytest.MonkeyPatch) -> None:
+    """They are rounded to 4 bits; errors are relative to the spread of the logits."""
+    folder = made_once(save_causal_model, model_type=family)
+    wide, narrow = load_on_device(folder, patch), load_on_device(folder, patch, kv_cache_dtype="fp8")
+    caches = [model._parts.runner.cache for model in (wide, narrow)]
+    assert caches[0].size_bytes == 4 * caches[1].size_bytes
+    assert wide.spec.memory_bytes - narrow.spec.memory_bytes == caches[0].size_bytes - caches[1].size_bytes
+    expected, found = own_logits(wide, IDS), own_logits(narrow, IDS)
+    error = (found - expected).square().mean().sqrt() / expected.std()
+    assert 1e-3 < error < 0.2
+    asked = [request(i, prompt, 3) for i, prompt in enumerate(PROMPTS)]
+    assert [len(ids) for ids in ids_of(narrow, *asked).values()] == [3, 3]
+
+
+def test_device_without_kernels_refuses_float8(made_once: FolderMaker) -> None:
+    with pytest.raises(
+        InvalidModel, match=r'kv_cache_dtype: expected .* on cpu, got "fp8", .*the device has no Triton'
+    ):
+        load_generating(made_once(save_causal_model), kv_cache_dtype="fp8")
 
 
 def test_graphs_compute_decodes(made_once: FolderMaker, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:

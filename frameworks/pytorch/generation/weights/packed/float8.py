@@ -46,7 +46,7 @@ class Float8Weight:
         if not bool(torch.isfinite(self._scale).all()):
             raise ValueError("expected finite scales, got others")
         # The kernels read NaN as a number.
-        if any(bool(((rows & _NAN) == _NAN).any()) for rows in weight.view(torch.uint8).split(_ROWS_AT_ONCE)):
+        if any(bool(((rows & _NAN) == _NAN).any()) for rows in torch.split(weight.view(torch.uint8), _ROWS_AT_ONCE)):
             raise ValueError("expected weights without NaN, got NaN")
         self.held_bytes = held_bytes(self.outputs * self.inputs, self.bits, self.group)
 
