@@ -11,33 +11,58 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.pytorch.device.queue import DeviceQueue, Mark, PinnedTable, current
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
-from frameworks.pytorch.generation.sampling.multinomial import max_weight
+from frameworks.pytorch.generation.sampling.multinomial import (
+    SamplingWorkspace,
+    listed,
+    log_probability_table,
+    max_weight,
+)
 from frameworks.pytorch.generation.sampling.sampler import Sampled, sampled_rows
 from frameworks.pytorch.generation.sampling.state import SamplingState
 
 # Rows that share the buffers; those behind them are sampled after them.
 _ROWS_TOGETHER = 32
 _MIN_EDITS = 256
+# Of five top tokens with their ids; more make the buffers larger.
+_SCORED_COLUMNS = 11
 _NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
 class UnreadTokens:
     """The tokens of a step, which the device may not have sampled yet. They are read before the step after the next."""
 
-    def __init__(self, states: Sequence[SamplingState], found: torch.Tensor, mark: Mark) -> None:
-        """`found`: int32 [2, rows], on the host behind the mark: token ids, and the bits of the largest logits."""
+    def __init__(
+        self, states: Sequence[SamplingState], found: torch.Tensor, scored: torch.Tensor | None, mark: Mark
+    ) -> None:
+        """`found`: int32 [2, rows], on the host behind the mark: token ids, and the bits of the largest logits.
+        `scored`: there too, a `log_probability_table` of the rows that asked for it.
+        """
         self._states = states
         self._found = found
+        self._scored = scored
         self._mark = mark
 
     def read(self) -> list[Sampled | RoundhouseError]:
         """Wait for the device, and return the token of each row or its error."""
         self._mark.synchronize()
-        return sampled_rows(self._states, self._found[0], self._found[1].view(torch.float32))
+        results = sampled_rows(self._states, self._found[0], self._found[1].view(torch.float32))
+        if self._scored is not None:
+            rows, top = _asked(self._states)
+            for row, of_row in zip(rows, listed(self._scored, top), strict=True):
+                before = results[row]
+                if isinstance(before, Sampled):
+                    results[row] = Sampled(before.token_id, of_row.logprob, of_row.top)
+        return results
+
+
+def _asked(states: Sequence[SamplingState]) -> tuple[list[int], list[int]]:
+    """Return the rows that want log probabilities, and how many top tokens of each."""
+    top = {row: state.top_logprobs for row, state in enumerate(states) if state.top_logprobs is not None}
+    return [*top], [*top.values()]
 
 
 class DeviceSampler:
-    """Samples rows without constraints, bad words, forced tokens and log probabilities. Used by one thread."""
+    """Samples rows without constraints, bad words and forced tokens. Used by one thread."""
 
     def __init__(self, device: torch.device, vocabulary_size: int, sampled: SampledIds, queue: DeviceQueue) -> None:
         """`sampled`: has an id for each row of a step."""
@@ -59,6 +84,10 @@ class DeviceSampler:
         self._before = torch.zeros_like(sampled.ids)
         # Two steps are on the device at most: one of them is read.
         self._slots = [torch.zeros(2, most, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
+        self._workspace = SamplingWorkspace(device, vocabulary_size)
+        self._scored_rows = PinnedTable((most,), torch.int64, device, queue)
+        self._scored = torch.zeros(most * _SCORED_COLUMNS, dtype=torch.float64, device=device)
+        self._scored_slots = [self._scored_slot(len(self._scored)) for _ in range(2)]
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +123,36 @@ class DeviceSampler:
             self._queue.run(partial(self._sample, logits, kinds, self._fill_edits(states)))
             self._queue.copy(self._sampled.ids[:rows], found[0])
             self._queue.copy(self._maxima[:rows], found[1].view(torch.float32))
-            return UnreadTokens(states, found, self._queue.mark())
+            return UnreadTokens(states, found, self._score(logits, *_asked(states)), self._queue.mark())
+
+    def _score(self, logits: torch.Tensor, rows: list[int], top: list[int]) -> torch.Tensor | None:
+        """Compute the log probabilities of some rows; return where the host finds them behind the step's mark."""
+        slot = self._scored_slots.pop(0)
+        self._scored_slots.append(slot)
+        if not rows:
+            return None
+        self._scored_rows.wait()
+        self._scored_rows.host[: len(rows)] = torch.tensor(rows)
+        self._scored_rows.send(len(rows))
+        shape = (len(rows), 1 + 2 * min(max(top), logits.shape[1]))
+        size = shape[0] * shape[1]
+        if size > len(slot):
+            slot = self._scored_slots[-1] = self._scored_slot(size)
+        if size > len(self._scored):
+            self._scored = torch.zeros(size, dtype=torch.float64, device=self._device)
+        index, scored, found = self._scored_rows.device[: len(rows)], self._scored[:size], slot[:size]
+
+        def compute() -> None:
+            chosen = self._sampled.ids.index_select(0, index).long()
+            own = logits.index_select(0, index).float()
+            scored.view(shape).copy_(log_probability_table(own, chosen, max(top), self._workspace))
+
+        self._queue.run(compute)
+        self._queue.copy(scored, found)
+        return found.view(shape)
+
+    def _scored_slot(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.float64, pin_memory=self._device.type == "cuda")
 
     def _fill_parameters(self, states: Sequence[SamplingState], unread_rows: Sequence[int]) -> list[int]:
         """Copy the parameters of each row; return their kinds."""

@@ -117,16 +117,30 @@ def log_probabilities(
     `logits`: float32 [rows, columns] without NaN. `chosen`: int64 [rows]. `top`: k of each row; equal logits are
     ordered by id. A row's result has the same bits whatever the other rows are.
     """
+    return listed(log_probability_table(logits, chosen, max(top), workspace), top)
+
+
+def log_probability_table(
+    logits: torch.Tensor, chosen: torch.Tensor, top: int, workspace: SamplingWorkspace
+) -> torch.Tensor:
+    """Return the log probability of the chosen token, then the ids of the top-k tokens, then theirs: float64 [rows,
+    1 + 2 * top], where a smaller vocabulary has all its tokens. As `log_probabilities`, without a wait for the device.
+    """
     totals = log_totals(logits, logits.amax(dim=-1, keepdim=True), workspace)
-    of_chosen = (logits.gather(1, chosen[:, None]) - totals)[:, 0].tolist()
-    most = min(max(top), logits.shape[-1])
+    of_chosen = logits.gather(1, chosen[:, None]) - totals
+    most = min(top, logits.shape[-1])
     if not most:
-        return [LogProbabilities(logprob, ()) for logprob in of_chosen]
+        return of_chosen
     ids = top_positions(logits, most)
-    of_top = (logits.gather(1, ids) - totals).tolist()
+    return torch.cat((of_chosen, ids.double(), logits.gather(1, ids) - totals), 1)
+
+
+def listed(table: torch.Tensor, top: list[int]) -> list[LogProbabilities]:
+    """Return the rows of a `log_probability_table`, each with as many tokens as `top` has for it."""
+    most = table.shape[1] // 2
     return [
-        LogProbabilities(logprob, tuple(zip(ids_of_row[:count], logprobs[:count], strict=True)))
-        for logprob, ids_of_row, logprobs, count in zip(of_chosen, ids.tolist(), of_top, top, strict=True)
+        LogProbabilities(row[0], tuple(zip(map(int, row[1 : 1 + count]), row[1 + most :], strict=False)))
+        for row, count in zip(table.tolist(), (min(each, most) for each in top), strict=True)
     ]
 
 

@@ -64,7 +64,7 @@ class SamplingState:
     @property
     def is_plain(self) -> bool:
         """Whether the next token depends on unchanged logits and a random number alone, without log probabilities."""
-        return self.logit_processor is None and self.continues_unread
+        return self.logit_processor is None and self.top_logprobs is None and self.continues_unread
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -83,12 +83,12 @@ class SamplingState:
 
     @property
     def continues_unread(self) -> bool:
-        """Whether the next token depends on the last one by logits and penalties alone, without log probabilities: a
-        device can sample it before the host has read the last one.
+        """Whether the next token depends on the last one by logits and penalties alone: a device can sample it before
+        the host has read the last one.
         """
         has_words = self.logit_processor is not None and self.logit_processor.has_bad_words
         needs_last = self.matcher is not None or self.forces_tokens or has_words
-        return not needs_last and self.top_logprobs is None and self.draft is None
+        return not needs_last and self.draft is None
 
     def accept(self, token_id: int) -> None:
         """Record that the sequence continues with this token."""

@@ -1,8 +1,10 @@
 """Kernels of sampling choose the tokens that the sampler of the CPU chooses."""
 
 from copy import copy
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,10 +14,12 @@ from frameworks.core.errors import ModelFailed
 from frameworks.pytorch.device.queue import StreamQueue
 from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
+from frameworks.pytorch.generation.sampling.multinomial import SamplingWorkspace, log_probability_table
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
 from tests.frameworks.pytorch.generation.sampling_cases import CPU, random_logits, state_of
 from tests.support.kernel_device import IS_INTERPRETED, KERNEL_DEVICE
+from tests.support.late_queue import LateQueue
 from tests.support.step_recording import recording
 
 pytest.importorskip("triton", reason="Triton has packages for Linux only")
@@ -39,6 +43,34 @@ def sampler_of(size: int, rows: int = 40) -> DeviceSampler:
 def sampled(sampler: DeviceSampler, logits: torch.Tensor, states: list[SamplingState], *unread: int) -> list[Any]:
     """Return what is sampled. `unread`: rows of the last step; the states know their tokens without them."""
     return list(sampler.launch(logits.to(DEVICE), states, unread or [-1] * len(states)).read())
+
+
+@settings(max_examples=15)
+@given(
+    size=st.sampled_from(SIZES),
+    rows=st.lists(st.none() | st.integers(0, 20), min_size=1, max_size=5),
+    is_coarse=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    seed=st.integers(0, 9),
+)
+def test_log_probabilities_equal_those_of_cpu(
+    size: int, rows: list[int | None], is_coarse: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """Of the unchanged logits, also where a penalty changes them, and beside rows that want none."""
+    logits = random_logits(len(rows), size, seed, 2.0)
+    logits = ((logits * 2).round() / 2 if is_coarse else logits).to(dtype)
+    states = [state_of(size, top_logprobs=top, seed=seed, logit_bias={0: 3.0}) for top in rows]
+    sampler = sampler_of(size)
+    for _ in range(2):
+        # The buffers of the first step are larger for the second.
+        found = sampled(sampler, logits, states)
+        for one, other in zip(found, Sampler(CPU, size).sample(logits, states), strict=True):
+            assert isinstance(other, Sampled)
+            assert (one.token_id, one.logprob is None) == (other.token_id, other.logprob is None)
+            assert [each[0] for each in one.top_logprobs] == [each[0] for each in other.top_logprobs]
+            wanted = [other.logprob or 0.0, *(each[1] for each in other.top_logprobs)]
+            ours = [one.logprob or 0.0, *(each[1] for each in one.top_logprobs)]
+            np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-6)
 
 
 samplings = st.fixed_dictionaries(
@@ -196,3 +228,30 @@ def test_sampling_reads_nothing_on_the_host(sampling: dict[str, Any], launches: 
         sampler._sample(torch.empty(8, 5000, device=meta), [sampler._kind_of(state) for state in states], None)
     assert [name for name in recorded.names if name.startswith("_")] == recorded.names
     assert len(recorded.names) == launches
+
+
+def test_log_probabilities_read_nothing_on_the_host() -> None:
+    meta = torch.device("meta")
+    logits, chosen = torch.empty(3, 5000, device=meta), torch.empty(3, dtype=torch.int64, device=meta)
+    with recording(meta, runs_kernels=False) as recorded, torch.inference_mode():
+        table = log_probability_table(logits, chosen, 20, SamplingWorkspace(meta, 5000))
+    assert table.shape == (3, 41)
+    assert "topk" in recorded.names
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="the simulated device has CPU tensors")
+def test_next_step_waits_for_copy_of_scored_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy reads pinned memory when the device gets to it: here as late as marks allow."""
+    random = Random(0)
+    monkeypatch.setattr(random, "choice", lambda options: 0)
+    logits = random_logits(2, 300, 0, 2.0)
+    sampler = DeviceSampler(CPU, 300, SampledIds(CPU, 4), LateQueue(random))
+    plain, scored = state_of(300, temperature=0.0), state_of(300, temperature=0.0, top_logprobs=1)
+    with torch.inference_mode():
+        steps = [sampler.launch(logits, states, [-1, -1]) for states in ([scored, plain], [plain, scored])]
+        found = [step.read() for step in steps]
+    for row, results in enumerate(found):
+        one = results[row]
+        assert isinstance(one, Sampled)
+        assert one.top_logprobs == ((one.token_id, one.logprob),)
+        assert one.logprob == pytest.approx(float(logits[row].log_softmax(0).max()), abs=1e-5)

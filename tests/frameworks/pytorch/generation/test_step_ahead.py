@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -42,6 +42,7 @@ SAMPLINGS = {
     "penalised": Sampling(temperature=0, frequency_penalty=3.0),
     "biased": Sampling(temperature=0.8, repetition_penalty=1.3, logit_bias={7: 2.0}, seed=2),
     "scored": Sampling(temperature=0, top_logprobs=2),
+    "drawn and scored": Sampling(temperature=0.9, top_p=0.9, presence_penalty=1.0, seed=8, top_logprobs=9),
 }
 
 
@@ -86,7 +87,9 @@ texts = st.builds(
     shared=st.sampled_from([0, 0, 33, 64, 70]),
     length=st.integers(1, 30),
     max_tokens=st.integers(0, 24),
-    sampling=st.sampled_from(["greedy", "greedy", "greedy", "drawn", "narrow", "penalised", "biased", "scored"]),
+    sampling=st.sampled_from(
+        ["greedy", "greedy", "greedy", "drawn", "narrow", "penalised", "biased", "scored", "drawn and scored"]
+    ),
     stops=st.sampled_from([frozenset(), frozenset(), frozenset(range(0, VOCABULARY_SIZE, 9))]),
     min_tokens=st.sampled_from([0, 0, 5]),
     is_constrained=st.sampled_from([False] * 7 + [True]),
@@ -103,13 +106,13 @@ def model_of(queue: LateQueue | StreamQueue | None, *, blocks: int = 9, graphs: 
     if isinstance(queue, LateQueue):
         assert model._parts is not None
         assert model._parts.device_sampler is not None
-        queue.poisons(*model._parts.device_sampler._slots)
+        queue.poisons(*model._parts.device_sampler._slots, *model._parts.device_sampler._scored_slots)
     return model
 
 
-def texts_of(model: GeneratingModel, coming: list[Arrival]) -> dict[int, list[int]]:
-    """Return the ids of each text, up to where its caller left."""
-    found: dict[int, list[int]] = {number: [] for number in range(len(coming))}
+def texts_of(model: GeneratingModel, coming: list[Arrival]) -> dict[int, list[Any]]:
+    """Return the ids of each text with their log probabilities, up to where its caller left."""
+    found: dict[int, list[Any]] = {number: [] for number in range(len(coming))}
     clock = 0
     while clock <= 10 or model.has_work:
         for number, arrival in enumerate(coming):
@@ -120,7 +123,7 @@ def texts_of(model: GeneratingModel, coming: list[Arrival]) -> dict[int, list[in
         result = stepped(model)
         assert result.failed == []
         for token in result.tokens:
-            found[token.sequence_id].append(token.token_id)
+            found[token.sequence_id].append((token.token_id, token.logprob, token.top_logprobs))
         clock += 1
     assert model.step().stats.kv_used_bytes == 0
     return found
@@ -131,7 +134,7 @@ def texts_of(model: GeneratingModel, coming: list[Arrival]) -> dict[int, list[in
 def test_texts_of_late_device_equal_those_of_cpu(coming: list[Arrival], random: Random) -> None:
     """Under any arrivals, cancellations and preemptions, with eager steps and graphs of all sizes."""
     alone = hashing_model(9, 1, 40, None)
-    expected = [ids_of(alone, each.text.request(1))[1] for each in coming]
+    expected = [texts_of(alone, [replace(each, at_step=0, leaves_after=None)])[0] for each in coming]
     model = model_of(LateQueue(random), graphs=SimulatedGraphs(CPU))
     for number, ids in texts_of(model, coming).items():
         whole = expected[number]
