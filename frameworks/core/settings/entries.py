@@ -19,6 +19,7 @@ from frameworks.core.settings.entry_values import (
     Provider,
     VersionPolicy,
     beside_isolation,
+    beside_one_device,
     beside_sequence_axis,
     canonical_dtype,
     canonical_provider,
@@ -181,6 +182,11 @@ class ModelEntry(BaseModel):
     those of the server."""
 
     @property
+    def num_ranks(self) -> int:
+        """Number of devices that one process of the model needs."""
+        return 1
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The name and the aliases."""
         return (self.name, *self.aliases)
@@ -289,6 +295,14 @@ class TorchModelEntry(ModelEntry):
     text."""
     adapters: Adapters = ()
     """Language models: LoRA adapters, a table each: `[[models.torch_models.adapters]]`. Default: none."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64), AfterValidator(beside_one_device)] = 1
+    """Language models of the Llama family: number of devices that compute each step together, each with a part of every
+    layer and a process of its own: `cuda:N` of `device` and those after it, or as many processes on the CPU. More than
+    1 implies `isolation = "process"`."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel
 
     def with_paths(self, resolve: Callable[[Path], Path], folders: Mapping[str, Path]) -> Self:
         changed: dict[str, object] = {}
@@ -349,7 +363,7 @@ class PerformanceSettings(BaseModel):
 
     def isolation_of(self, entry: ModelEntry) -> Isolation:
         """Return where a model runs: one with several devices has a process for each."""
-        if names_several_devices(entry.device):
+        if names_several_devices(entry.device) or entry.num_ranks > 1:
             return "process"
         return entry.isolation or self.isolation
 

@@ -1,0 +1,78 @@
+"""Run a rank beside rank 0: `python -m …tensor_parallel.follower FD`, with the descriptor of a socket to rank 0.
+
+The process ends when its standard input is closed: rank 0 holds the other end, also where a signal ends it.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import structlog
+import torch
+
+from frameworks.pytorch.generation.tensor_parallel.messages import MET, Setup, send_error
+from frameworks.pytorch.generation.tensor_parallel.rank_group import RankGroup
+from frameworks.pytorch.generation.tensor_parallel.shard_loading import load_shard_runner
+from frameworks.pytorch.generation.tensor_parallel.step_messages import decode_step
+
+_STDIN = 0
+_WARNING = 30
+
+
+def main(descriptor: str) -> NoReturn:
+    """Load the part of the model of this rank, and compute the steps of rank 0."""
+    threading.Thread(target=_end_with_rank_0, name="lifeline", daemon=True).start()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_WARNING))
+    status = 1
+    try:
+        _follow(Connection(int(descriptor)))
+    except (EOFError, ConnectionResetError):
+        status = 0
+    except BaseException:  # noqa: BLE001 - the process ends
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A library that is unloaded while it computes ends the process with a signal.
+        os._exit(status)
+
+
+def _end_with_rank_0() -> NoReturn:
+    """Wait for the end of rank 0, also while this rank waits for an operation."""
+    while os.read(_STDIN, 1):
+        pass
+    os._exit(0)
+
+
+def _follow(connection: Connection) -> NoReturn:
+    """Raises EOFError where rank 0 has closed the connection."""
+
+    def meet() -> None:
+        connection.send_bytes(MET)
+        connection.recv_bytes()
+
+    group: RankGroup | None = None
+    try:
+        setup: Setup = pickle.loads(connection.recv_bytes())  # noqa: S301 - of rank 0, which started this process
+        meet()
+        group = RankGroup(setup.shard, torch.device(setup.load.device.id), setup.group_file)
+        runner = load_shard_runner(setup.load, group, meet).runner
+        meet()
+        with torch.inference_mode():
+            while True:
+                runner.logits(decode_step(connection.recv_bytes()))
+    except (EOFError, ConnectionResetError):
+        raise
+    except BaseException as error:
+        # Otherwise another rank has failed first.
+        if group is None or not group.is_broken:
+            send_error(connection, error)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
