@@ -32,7 +32,7 @@ def _issues(loaded: LoadedSettings) -> Iterator[ConfigIssue]:
             yield from _issues_of_model(f"models.{table}[{index}]", entry)
 
 
-def _issues_of_model(place: str, entry: OnnxModelEntry | TorchModelEntry) -> Iterator[ConfigIssue]:
+def _issues_of_model(place: str, entry: ModelEntry) -> Iterator[ConfigIssue]:
     if names_several_devices(entry.device):
         yield _issue(f"{place}.device", f"expected one device on Ray, got {entry.device!r}; set replicas")
     if entry.num_ranks > 1:

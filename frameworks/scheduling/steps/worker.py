@@ -236,6 +236,8 @@ class _StepThread:
             self._step()
             while self._process_messages():
                 self._step()
+        except ModelLost as error:
+            log.error("device thread ended", model=self._name, reason=error.message)
         except BaseException:
             # CancelledError, SystemExit and the like from a model end the thread; the loop then fails the readers.
             log.exception("device thread ended", model=self._name)

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import NoReturn
@@ -14,6 +15,7 @@ from typing import NoReturn
 import structlog
 import torch
 
+from frameworks.core.errors import RoundhouseError
 from frameworks.pytorch.generation.tensor_parallel.messages import MET, Setup, send_error
 from frameworks.pytorch.generation.tensor_parallel.rank_group import RankGroup
 from frameworks.pytorch.generation.tensor_parallel.shard_loading import load_shard_runner
@@ -21,6 +23,7 @@ from frameworks.pytorch.generation.tensor_parallel.step_messages import decode_s
 
 _STDIN = 0
 _WARNING = 30
+_END_S = 30.0
 
 
 def main(descriptor: str) -> NoReturn:
@@ -32,8 +35,6 @@ def main(descriptor: str) -> NoReturn:
         _follow(Connection(int(descriptor)))
     except (EOFError, ConnectionResetError):
         status = 0
-    except BaseException:  # noqa: BLE001 - the process ends
-        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -67,11 +68,15 @@ def _follow(connection: Connection) -> NoReturn:
                 runner.logits(decode_step(connection.recv_bytes()))
     except (EOFError, ConnectionResetError):
         raise
-    except BaseException as error:
-        # Otherwise another rank has failed first.
-        if group is None or not group.is_broken:
+    except Exception as error:  # noqa: BLE001 - the process ends
+        if group is not None and group.is_broken:
+            # Another rank has failed first. Rank 0 notes which one, and ends this process.
+            time.sleep(_END_S)
+        else:
             send_error(connection, error)
-        raise
+            if not isinstance(error, RoundhouseError):
+                traceback.print_exc()
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,7 +48,8 @@ class Followers:
         self.group_file = self._folder / "ranks"
         self._is_closed = False
         self._lost: ModelLost | None = None
-        self._lock = threading.Lock()
+        self._error: RoundhouseError | None = None
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         try:
@@ -74,7 +76,8 @@ class Followers:
                     raise self.reason()
                 if time.monotonic() > ends_s:
                     raise self._lose(f"rank {rank} of {self.size} did not load within {_LOAD_S:.0f} s")
-            message = self._receive(connection)
+            with self._reading:
+                message = _receive(connection)
             if message is None:
                 raise self.reason()
             if message != MET:
@@ -97,11 +100,10 @@ class Followers:
         """
         ends_s = time.monotonic() + _REPORT_S
         while True:
-            for connection in self._connections:
-                if connection.poll() and (message := self._receive(connection)) not in (None, MET):
-                    error = read_error(message or b"")
-                    self._lose(f"a rank failed: {error.message}")
-                    return error
+            error = self._reported()
+            if error is not None:
+                self._lose(f"a rank failed: {error.message}")
+                return error
             if self._lost is not None or time.monotonic() > ends_s:
                 return self._lost or self._lose(f"a rank of {self.size} did not answer in time")
             # The thread that waits for a process notes how it ended.
@@ -150,7 +152,10 @@ class Followers:
     def _watch(self, process: "subprocess.Popen[bytes]", rank: int) -> None:
         """Wait for the end of a process, and then end the others."""
         status = process.wait()
-        if not self._is_closed:
+        error = self._reported()
+        if error is not None:
+            self._lose(f"rank {rank} of {self.size} failed: {error.message}")
+        elif not self._is_closed:
             how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
             self._lose(f"rank {rank} of {self.size} ended ({how})")
 
@@ -167,12 +172,21 @@ class Followers:
             self.group.abort()
         return self._lost
 
-    def _receive(self, connection: Connection) -> bytes | None:
-        """Return a message; None at the end of the connection."""
-        try:
-            return connection.recv_bytes()
-        except (EOFError, OSError):
-            return None
+    def _reported(self) -> RoundhouseError | None:
+        """Return the error that a rank has sent before its end."""
+        with self._reading, suppress(OSError):
+            for connection in self._connections:
+                if self._error is None and connection.poll() and (message := _receive(connection)) not in (None, MET):
+                    self._error = read_error(message or b"")
+        return self._error
+
+
+def _receive(connection: Connection) -> bytes | None:
+    """Return a message; None at the end of the connection."""
+    try:
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        return None
 
 
 def _paths() -> list[str]:

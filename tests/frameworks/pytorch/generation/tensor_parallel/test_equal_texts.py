@@ -115,7 +115,7 @@ def test_proposed_tokens_are_verified_by_ranks(made_once: FolderMaker) -> None:
     assert texts == ids_of(load_generating(folder, kernels="plain"), *asked)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
 @pytest.mark.extended
 def test_families_have_equal_texts(family: str, made_once: FolderMaker) -> None:
     folder = made_once(save_causal_model, model_type=family, tie_word_embeddings=family == "qwen2")
@@ -127,11 +127,10 @@ def test_families_have_equal_texts(family: str, made_once: FolderMaker) -> None:
     assert texts == ids_of(load_generating(folder, kernels="plain"), *ASKED)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.extended
-def test_16_bit_dtypes_generate(dtype: str, made_once: FolderMaker) -> None:
+def test_bfloat16_generates(made_once: FolderMaker) -> None:
     """The load compares the logits of all ranks with those of transformers' layers on them."""
-    model = load_generating(made_once(save_causal_model), dtype=dtype, tensor_parallel=2)
+    model = load_generating(made_once(save_causal_model), dtype="bf16", tensor_parallel=2)
     try:
         assert [len(text) for text in ids_of(model, *ASKED).values()] == [12] * len(ASKED)
     finally:

@@ -20,7 +20,7 @@ from frameworks.pytorch.generation.tensor_parallel import loading
 from frameworks.pytorch.generation.tensor_parallel.followers import Followers
 from frameworks.pytorch.generation.tensor_parallel.loading import ParallelRunner
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.pytorch.generation.generating import load_generating, request, stepped
+from tests.frameworks.pytorch.generation.generating import load_generating, request, run_out, stepped
 from tests.support.models.causal_folders import save_causal_model
 
 ROOT = Path(__file__).parents[5]
@@ -47,7 +47,7 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return pid in psutil.pids() and bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
 
 
 def followers_of(model: GeneratingModel) -> Followers:
@@ -76,8 +76,7 @@ def test_killed_rank_fails_steps_by_name(model: GeneratingModel) -> None:
     stepped(model)
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(ModelLost, match=r'"m": tensor_parallel: rank 1 of 3 ended \(signal SIGKILL\); load the model'):
-        for _ in range(29):
-            model.step()
+        run_out(model)
     # Its siblings end, and each later step fails at once.
     soon(lambda: not any(map(is_running, pids)))
     model.add(request(2, range(9), 3))
@@ -105,9 +104,7 @@ def test_rank_ends_with_killed_engine() -> None:
     soon(lambda: not is_running(pid))
 
 
-def test_error_of_rank_fails_load(
-    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_rank_fails_load(made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 finds no files; rank 0 waits for it, and raises its error."""
     begin = Followers._start
 
@@ -141,5 +138,15 @@ def test_failed_step_of_rank_0_ends_model(model: GeneratingModel, monkeypatch: p
     monkeypatch.setattr(runner._runner, "logits", fail)
     model.add(request(1, range(9), 3))
     with pytest.raises(ModelLost, match="rank 0 of 3 failed in a step: MemoryError: no memory"):
+        model.step()
+    soon(lambda: not any(map(is_running, followers.pids)))
+
+
+def test_failed_step_of_rank_is_named(model: GeneratingModel) -> None:
+    """A message that is no step fails in the rank; the step that follows waits for it."""
+    followers = followers_of(model)
+    followers._connections[1].send_bytes(b"\0\0\0\0\1\0\0\0")
+    model.add(request(1, range(9), 3))
+    with pytest.raises(ModelLost, match=r"(a rank|rank 2 of 3) failed: ValueError: not enough values"):
         model.step()
     soon(lambda: not any(map(is_running, followers.pids)))

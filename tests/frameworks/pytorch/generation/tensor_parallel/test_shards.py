@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from frameworks.core.devices import Device
@@ -48,7 +49,7 @@ def shard_of(folder: Path, rank: int, dtype: str = "f32") -> Any:
 def recorded(patch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
     """Record each tensor that is read of a file within the block."""
     read: list[torch.Tensor] = []
-    opened = shard_weights.safe_open
+    opened: Any = safe_open
 
     class Slice:
         def __init__(self, own: Any) -> None:
