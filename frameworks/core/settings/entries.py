@@ -270,8 +270,9 @@ class TorchModelEntry(ModelEntry):
     """On a CPU: kernel of the products. `"auto"` measures at load which is fastest, for language models for each
     shape; a name forces one. Other models than language models have `"auto"`, `"plain"` and `"onednn"`."""
     kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
-    `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
+    """Language models: memory for the keys and values of running texts and of cached prefixes, on all devices of
+    `tensor_parallel` together. None: enough for `max_batch_size` texts of the whole context, at most 1 GiB on a CPU,
+    2 GiB on MPS and 4 GiB on CUDA."""
     kv_cache_dtype: Literal["auto", "f32", "bf16", "f16"] = "auto"
     """Language models: type of the keys and values. `"auto"`: that of the model, f32 beside int8 and int4 unless the
     file has bf16."""
@@ -296,9 +297,9 @@ class TorchModelEntry(ModelEntry):
     adapters: Adapters = ()
     """Language models: LoRA adapters, a table each: `[[models.torch_models.adapters]]`. Default: none."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64), AfterValidator(beside_one_device)] = 1
-    """Language models of the Llama family: number of devices that compute each step together, each with a part of every
-    layer and a process of its own: `cuda:N` of `device` and those after it, or as many processes on the CPU. More than
-    1 implies `isolation = "process"`."""
+    """Llama, Mistral, Qwen2 and Qwen3: number of devices that compute each step together, each with a part of every
+    layer: the `cuda:N` of `device` and those after it, or as many processes on the CPU. More than 1 implies
+    `isolation = "process"`. It has not run on GPUs yet."""
 
     @property
     def num_ranks(self) -> int:
