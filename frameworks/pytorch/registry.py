@@ -137,6 +137,8 @@ class TorchRegistry:
 
             if entry.tensor_parallel > 1:
                 self._rank_devices(files)
+                # Ranks on the CPU divide it.
+                threads = threads if device.kind != "cpu" else max(1, threads // entry.tensor_parallel)
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )

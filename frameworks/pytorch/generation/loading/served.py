@@ -21,8 +21,8 @@ from frameworks.types import ProductTrial, QuantizationReport
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPerformance:
-    """`max_sequences`: in one step. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
-    waiting sequence gains a level of priority.
+    """`max_sequences`: in one step. `intra_op_threads`: CPU threads of a step, or of each rank in it. `ageing_s`: after
+    which a waiting sequence gains a level of priority.
     """
 
     max_sequences: int

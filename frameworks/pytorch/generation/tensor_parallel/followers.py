@@ -86,13 +86,17 @@ class Followers:
 
     def send(self, message: bytes) -> None:
         """Send a message to all ranks. Raises ModelLost where one has ended."""
-        if self._lost is not None:
-            raise self._lost
+        self.check()
         try:
             for connection in self._connections:
                 connection.send_bytes(message)
         except OSError as error:
             raise self.reason() from error
+
+    def check(self) -> None:
+        """Raise ModelLost after the end of a rank."""
+        if self._lost is not None:
+            raise self._lost
 
     def reason(self) -> RoundhouseError:
         """Return why the ranks cannot continue, after a rank or an operation has failed: the error of a rank, or its

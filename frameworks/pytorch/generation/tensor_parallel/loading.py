@@ -10,7 +10,7 @@ from frameworks.pytorch.generation.tensor_parallel.checks import device_of_rank
 from frameworks.pytorch.generation.tensor_parallel.followers import Followers
 from frameworks.pytorch.generation.tensor_parallel.rank_group import RankGroup
 from frameworks.pytorch.generation.tensor_parallel.shard import Shard
-from frameworks.pytorch.generation.tensor_parallel.shard_loading import LoadedShard, load_shard_runner, of_one_rank
+from frameworks.pytorch.generation.tensor_parallel.shard_loading import LoadedShard, load_shard_runner
 from frameworks.pytorch.generation.tensor_parallel.step_messages import encode_step
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.sequence import StepPlan
@@ -34,7 +34,12 @@ class ParallelRunner:
         """As StepRunner.logits. Raises ModelLost where a rank has failed; later steps then raise it too."""
         self.followers.send(encode_step(plan))
         try:
-            return self._runner.logits(plan)
+            logits = self._runner.logits(plan)
+            if logits.is_cuda:
+                # An operation that was aborted raises nothing here, and leaves other numbers.
+                torch.cuda.current_stream(logits.device).synchronize()
+                self.followers.check()
+            return logits
         except Exception as error:
             raise self.followers.lost_in_step(error) from error
 
@@ -45,7 +50,6 @@ def load_parallel(load: GeneratorLoad) -> ServedModel:
     The processes of the other ranks end with ServedModel.followers. Raises InvalidModel, OutOfMemory, ModelLost.
     """
     phase("starting the ranks")
-    load = of_one_rank(load)
     followers = Followers(load)
     try:
         loaded = _load(load, followers)

@@ -5,7 +5,7 @@ where a part of the load may take longer there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -80,12 +80,3 @@ def _load(load: GeneratorLoad, group: RankGroup, meet: Callable[[], None]) -> Lo
     meet()
     trial.check(runner, cache.shape.dtype)
     return LoadedShard(runner, max_context_tokens, maker.held_bytes + cache.size_bytes, maker.products)
-
-
-def of_one_rank(load: GeneratorLoad) -> GeneratorLoad:
-    """Return the load of a rank: ranks on CPUs divide the threads."""
-    performance, ranks = load.performance, load.entry.tensor_parallel
-    if load.device.kind != "cpu":
-        return load
-    threads = max(1, performance.intra_op_threads // ranks)
-    return replace(load, performance=replace(performance, intra_op_threads=threads))

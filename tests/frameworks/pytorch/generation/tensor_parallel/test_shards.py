@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,6 +18,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.pytorch.generation.decoders.llama import MODEL_TYPES
 from frameworks.pytorch.generation.decoders.step_tables import make_tables
+from frameworks.pytorch.generation.loading import generator
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, GeneratorPerformance
 from frameworks.pytorch.generation.tensor_parallel import shard_weights
 from frameworks.pytorch.generation.tensor_parallel.checks import rank_devices
@@ -27,9 +29,10 @@ from frameworks.pytorch.registry import TorchRegistry
 from frameworks.scheduling.steps.blocks import Copy
 from frameworks.scheduling.steps.sequence import StepPlan
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.models.loading import GIB, NO_COPIES
+from tests.frameworks.models.loading import GIB, NO_COPIES, load_torch
 from tests.frameworks.pytorch.generation.parts import part_of
 from tests.support.models.causal_folders import save_causal_model
+from tests.support.models.torch_folders import save_embedder
 from tests.support.packed_folders import compressed, compressed_scheme, save_packed
 
 CPU = Device("cpu", 0, "", 0, 0)
@@ -156,6 +159,19 @@ class TestNeeds:
         assert rank.wanted == ("cpu", "cpu")
         assert rank.host_bytes == embedding + (whole.host_bytes - embedding) // 2
 
+    def test_ranks_divide_threads_of_cpu(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+        loads: list[GeneratorLoad] = []
+
+        def load_nothing(load: GeneratorLoad, *_: object, **__: object) -> None:
+            loads.append(load)
+
+        monkeypatch.setattr(generator, "load_generator", load_nothing)
+        folder = made_once(save_causal_model)
+        registry = TorchRegistry(PerformanceSettings(intra_op_threads=5), GIB, NO_COPIES)
+        for ranks in (1, 2):
+            registry.load(TorchModelEntry(name="m", path=folder, tensor_parallel=ranks), folder, CPU)
+        assert [each.performance.intra_op_threads for each in loads] == [5, 2]
+
     @pytest.mark.parametrize(
         ("device", "num_cuda", "devices"),
         [
@@ -209,6 +225,33 @@ class TestRefusals:
     def test_options_are_named(self, entry: dict[str, Any], option: str, made_once: FolderMaker) -> None:
         with pytest.raises(InvalidModel, match=f"tensor_parallel: expected no {option} beside it in this version; "):
             needs(made_once(save_causal_model), tensor_parallel=2, **entry)
+
+    def test_adapters_are_named(self, made_once: FolderMaker) -> None:
+        adapters = [{"name": "a", "path": Path("adapter")}]
+        with pytest.raises(InvalidModel, match="tensor_parallel: expected no adapters beside it"):
+            needs(made_once(save_causal_model), tensor_parallel=2, adapters=adapters)
+
+    @pytest.mark.parametrize(
+        ("keys", "reason"),
+        [
+            ({"device": ["cpu", "cpu"]}, "name the first device"),
+            ({"device": "cuda:*"}, "name the first device"),
+            ({"device": "mps"}, "name the first device"),
+            ({"isolation": "none"}, 'expected no isolation = "none" beside it'),
+        ],
+    )
+    def test_keys_that_exclude_ranks_are_named(self, keys: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ValidationError, match=f"tensor_parallel\n.*{reason}"):
+            TorchModelEntry(name="m", path=Path("m"), tensor_parallel=2, **keys)
+        assert TorchModelEntry(name="m", path=Path("m"), tensor_parallel=1, **keys).num_ranks == 1
+
+    def test_encoder_is_refused(self, made_once: FolderMaker) -> None:
+        with pytest.raises(InvalidModel, match="tensor_parallel: expected only for models that generate text"):
+            load_torch(made_once(save_embedder), tensor_parallel=2)
+
+    def test_ranks_imply_own_process(self) -> None:
+        entry = TorchModelEntry(name="m", path=Path("m"), tensor_parallel=2)
+        assert PerformanceSettings().isolation_of(entry) == "process"
 
     def test_quantized_weights_are_named(self, tmp_path: Path) -> None:
         save_causal_model(tmp_path)
