@@ -16,7 +16,8 @@ import pytest
 from frameworks.core.errors import InvalidModel, ModelLost
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
 from frameworks.pytorch.generation.step.engine import GeneratingModel
-from frameworks.pytorch.generation.tensor_parallel import loading
+from frameworks.pytorch.generation.tensor_parallel import followers as followers_of_rank_0
+from frameworks.pytorch.generation.tensor_parallel import loading, rank_group
 from frameworks.pytorch.generation.tensor_parallel.followers import Followers
 from frameworks.pytorch.generation.tensor_parallel.loading import ParallelRunner
 from tests.frameworks.conftest import FolderMaker
@@ -150,3 +151,19 @@ def test_failed_step_of_rank_is_named(model: GeneratingModel) -> None:
     with pytest.raises(ModelLost, match=r"(a rank|rank 2 of 3) failed: ValueError: not enough values"):
         model.step()
     soon(lambda: not any(map(is_running, followers.pids)))
+
+
+def test_halted_rank_fails_steps_in_time(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit applies to the operations of rank 0 alone: the other rank has its own module."""
+    monkeypatch.setattr(rank_group, "COLLECTIVE_S", 4.0)
+    monkeypatch.setattr(followers_of_rank_0, "_REPORT_S", 0.1)
+    model = load_generating(made_once(save_causal_model), tensor_parallel=2, kernels="plain")
+    try:
+        [pid] = followers_of(model).pids
+        os.kill(pid, signal.SIGSTOP)
+        model.add(request(1, range(9), 3))
+        with pytest.raises(ModelLost, match="a rank of 2 did not answer in time"):
+            model.step()
+        soon(lambda: not is_running(pid))
+    finally:
+        model.close()
