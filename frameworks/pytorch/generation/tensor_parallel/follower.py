@@ -1,10 +1,12 @@
-"""Run a rank beside rank 0: `python -m …tensor_parallel.follower FD`, with the descriptor of a socket to rank 0.
+"""Run a rank beside rank 0: `python -m …tensor_parallel.follower FD FOLDER`, a socket to rank 0 and the ranks' folder.
 
-The process ends when its standard input is closed: rank 0 holds the other end, also where a signal ends it.
+The process ends when its standard input is closed: rank 0 holds the other end, also where a signal ends it. Then the
+folder is removed here.
 """
 
 import os
 import pickle
+import shutil
 import sys
 import threading
 import time
@@ -26,14 +28,15 @@ _WARNING = 30
 _END_S = 30.0
 
 
-def main(descriptor: str) -> NoReturn:
+def main(descriptor: str, folder: str) -> NoReturn:
     """Load the part of the model of this rank, and compute the steps of rank 0."""
-    threading.Thread(target=_end_with_rank_0, name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with_rank_0, args=(folder,), name="lifeline", daemon=True).start()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_WARNING))
     status = 1
     try:
         _follow(Connection(int(descriptor)))
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionError):
+        shutil.rmtree(folder, ignore_errors=True)
         status = 0
     finally:
         sys.stdout.flush()
@@ -42,10 +45,11 @@ def main(descriptor: str) -> NoReturn:
         os._exit(status)
 
 
-def _end_with_rank_0() -> NoReturn:
+def _end_with_rank_0(folder: str) -> NoReturn:
     """Wait for the end of rank 0, also while this rank waits for an operation."""
     while os.read(_STDIN, 1):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
@@ -66,7 +70,7 @@ def _follow(connection: Connection) -> NoReturn:
         with torch.inference_mode():
             while True:
                 runner.logits(decode_step(connection.recv_bytes()))
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionError):
         raise
     except Exception as error:  # noqa: BLE001 - the process ends
         if group is not None and group.is_broken:
@@ -80,4 +84,4 @@ def _follow(connection: Connection) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -141,7 +141,7 @@ class Followers:
         with ours, theirs:
             # Its own session: Ctrl-C in a terminal ends the server, which ends this process last.
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(self._folder)],
                 stdin=subprocess.PIPE,
                 env=environment,
                 pass_fds=(theirs.fileno(),),

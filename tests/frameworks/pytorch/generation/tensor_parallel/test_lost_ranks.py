@@ -35,7 +35,8 @@ from frameworks.pytorch.generation.loading.served import GeneratorLoad, Generato
 from frameworks.pytorch.generation.tensor_parallel.followers import Followers
 entry = TorchModelEntry(name="m", path=Path("m"), tensor_parallel=2)
 load = GeneratorLoad(Path("m"), entry, Device("cpu", 0, "", 0, 0), "f32", None, GeneratorPerformance(1, 1))
-print(*Followers(load).pids, flush=True)
+followers = Followers(load)
+print(*followers.pids, followers.group_file.parent, flush=True)
 sys.stdin.read()
 """
 
@@ -99,10 +100,12 @@ def test_rank_ends_with_killed_engine() -> None:
     command = [sys.executable, "-c", ENGINE]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None
-        pid = int(engine.stdout.readline())
+        words = engine.stdout.readline().split()
+        pid, folder = int(words[0]), Path(words[1])
         assert is_running(pid)
         engine.kill()
     soon(lambda: not is_running(pid))
+    assert not folder.exists()
 
 
 def test_error_of_rank_fails_load(made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
