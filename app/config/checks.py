@@ -68,7 +68,7 @@ def check_isolation(source: Source, location: Location, entry: object, default: 
     """
     if not isinstance(entry, dict) or (entry.get("isolation") or default or "none") != "none":
         return
-    if names_several_devices(entry.get("device")):
+    if names_several_devices(entry.get("device")) or entry.get("tensor_parallel", 1) != 1:
         return
     for key in _PROCESS_KEYS:
         value = entry.get(key)

@@ -52,7 +52,7 @@ class ModelNeeds:
 
     `host_bytes`, `accelerator_bytes`: memory on that kind of device, including the activations of the largest batch.
     `wanted`: the `device` of the entry: `auto`, a name, `cuda:*`, or a name for each process. `usable`: the kinds of
-    accelerators that can run the model. The bytes are those of one process.
+    accelerators that can run the model. The bytes are those of one process, or of one of its ranks.
     """
 
     host_bytes: int

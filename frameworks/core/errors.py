@@ -15,6 +15,7 @@ RoundhouseError
 │   ├── ModelLoading             the model is being loaded
 │   ├── ModelUnloaded            an operator unloaded the model
 │   ├── ModelFailed              the load or the device thread failed
+│   │   ├── ModelLost            a process of the model has ended, so that it cannot run any more
 │   │   └── SourceUnavailable    the hub, bucket or web server of the model cannot be reached
 │   ├── Draining                 the server is shutting down, or the model is being unloaded
 │   └── Overloaded               the queue is full
@@ -227,6 +228,10 @@ def as_failed(error: Exception, what: str) -> RoundhouseError:
         return error
     kind = type(error).__name__
     return ModelFailed(f"{kind}: {error}", public=f"{what} raised {kind}; the log of the server has the reason")
+
+
+class ModelLost(ModelFailed):
+    """A process of the model beside that of its engine has ended; its engine ends too, and has to be started again."""
 
 
 class SourceUnavailable(ModelFailed):

@@ -50,7 +50,7 @@ _GENERATES_OTHERWISE = "ForConditionalGeneration"
 
 _KEYS_OF_GENERATORS = (
     "kv_cache_bytes", "max_num_batched_tokens", "speculation", "draft_model", "num_speculative_tokens",
-    "adapters",
+    "adapters", "tensor_parallel",
 )  # fmt: skip
 
 
@@ -98,11 +98,14 @@ class TorchRegistry:
             )
             return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
         files = self._read(entry, path)
+        wanted: str | tuple[str, ...] = entry.device
+        if entry.tensor_parallel > 1 and files.config.generates:
+            wanted = self._rank_devices(files)
         host_bytes, accelerator_bytes = self._bytes_of(files, "cpu"), self._bytes_of(files, "cuda")
         if entry.draft_model is not None and files.config.generates:
             host_bytes += self._bytes_of(self._read_draft(files, "cpu"), "cpu")
             accelerator_bytes += self._bytes_of(self._read_draft(files, "cuda"), "cuda")
-        return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
+        return ModelNeeds(host_bytes, accelerator_bytes, wanted, _usable_accelerators())
 
     def prepare(self, device: Device) -> None:
         """As Registry.prepare: CUDA's context takes half a gigabyte."""
@@ -132,6 +135,10 @@ class TorchRegistry:
             from frameworks.pytorch.generation.loading.generator import load_generator
             from frameworks.pytorch.generation.loading.served import GeneratorPerformance
 
+            if entry.tensor_parallel > 1:
+                self._rank_devices(files)
+                # Ranks on the CPU divide it.
+                threads = threads if device.kind != "cpu" else max(1, threads // entry.tensor_parallel)
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
@@ -143,7 +150,13 @@ class TorchRegistry:
                 check_weight_bytes(draft_files.folder, draft_files.weights.file_bytes, self._max_model_bytes)
                 _check_packed(draft_files)
                 draft = self._generator_load(draft_files, device, performance, bits)
-            return [load_generator(self._generator_load(files, device, performance, bits), draft)]
+            load = self._generator_load(files, device, performance, bits)
+            if entry.tensor_parallel > 1:
+                # Other models need none of it.
+                from frameworks.pytorch.generation.tensor_parallel.loading import load_parallel
+
+                return [load_generator(load, serve=load_parallel)]
+            return [load_generator(load, draft)]
         dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool, self._max_rows(entry))
         copies = None if bits is None else self._copies
@@ -204,10 +217,23 @@ class TorchRegistry:
             )
         return ModelFiles(folder, entry, config, weights, packed)
 
+    def _rank_devices(self, files: ModelFiles) -> tuple[str, ...]:
+        """Return the device of each rank. Raises InvalidModel where `tensor_parallel` cannot serve the model."""
+        from frameworks.pytorch.generation.tensor_parallel.checks import check_model, rank_devices
+
+        check_model(files.folder, files.entry, is_packed=files.packed is not None)
+        return rank_devices(files.entry, torch.cuda.device_count() if self._performance.enable_gpu else 0)
+
     def _bytes_of(self, files: ModelFiles, kind: str) -> int:
-        """Return the bytes of a model on the host (`cpu`) or on an accelerator."""
+        """Return the bytes of a model on the host (`cpu`) or on an accelerator, or of one of its ranks."""
         dtype = _dtype_on(files, kind)
         size = DTYPES[dtype].itemsize
+        if files.entry.tensor_parallel > 1 and files.config.generates:
+            from frameworks.pytorch.generation.tensor_parallel.checks import rank_weight_bytes
+
+            ranks = files.entry.tensor_parallel
+            weight_bytes = rank_weight_bytes(files.folder, ranks, files.weights.elements, size)
+            return weight_bytes + self._kv_bytes(files, dtype, kind) // ranks
         # Linear layers of 8 bits take one byte per weight, embedding tables keep their dtype.
         weight_size = _INT8_BYTES_PER_ELEMENT if self._quantizes(files.entry) else size
         packed, weights = files.packed, files.weights.elements * weight_size

@@ -19,6 +19,7 @@ from frameworks.core.settings.entry_values import (
     Provider,
     VersionPolicy,
     beside_isolation,
+    beside_one_device,
     beside_sequence_axis,
     canonical_dtype,
     canonical_provider,
@@ -181,6 +182,11 @@ class ModelEntry(BaseModel):
     those of the server."""
 
     @property
+    def num_ranks(self) -> int:
+        """Number of devices that one process of the model needs."""
+        return 1
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The name and the aliases."""
         return (self.name, *self.aliases)
@@ -267,8 +273,9 @@ class TorchModelEntry(ModelEntry):
     """On a CPU: kernel of the products. `"auto"` measures at load which is fastest, for language models for each
     shape; a name forces one. Other models than language models have `"auto"`, `"plain"` and `"onednn"`."""
     kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
-    `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
+    """Language models: memory for the keys and values of running texts and of cached prefixes, on all devices of
+    `tensor_parallel` together. None: enough for `max_batch_size` texts of the whole context, at most 1 GiB on a CPU,
+    2 GiB on MPS and 4 GiB on CUDA."""
     kv_cache_dtype: Literal["auto", "f32", "bf16", "f16", "fp8"] = "auto"
     """Language models: type of the keys and values. `"auto"`: that of the model, f32 beside int8 and int4 unless the
     file has bf16. `"fp8"`: 8 bits, on CUDA from Ampere on."""
@@ -292,6 +299,14 @@ class TorchModelEntry(ModelEntry):
     text."""
     adapters: Adapters = ()
     """Language models: LoRA adapters, a table each: `[[models.torch_models.adapters]]`. Default: none."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64), AfterValidator(beside_one_device)] = 1
+    """Llama, Mistral, Qwen2 and Qwen3: number of devices that compute each step together, each with a part of every
+    layer: the `cuda:N` of `device` and those after it, or as many processes on the CPU. More than 1 implies
+    `isolation = "process"`. It has not run on GPUs yet."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel
 
     def with_paths(self, resolve: Callable[[Path], Path], folders: Mapping[str, Path]) -> Self:
         changed: dict[str, object] = {}
@@ -353,7 +368,7 @@ class PerformanceSettings(BaseModel):
 
     def isolation_of(self, entry: ModelEntry) -> Isolation:
         """Return where a model runs: one with several devices has a process for each."""
-        if names_several_devices(entry.device):
+        if names_several_devices(entry.device) or entry.num_ranks > 1:
             return "process"
         return entry.isolation or self.isolation
 

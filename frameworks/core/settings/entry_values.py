@@ -74,6 +74,17 @@ def beside_isolation(device: str | tuple[str, ...], info: ValidationInfo) -> str
     return device
 
 
+def beside_one_device(tensor_parallel: int, info: ValidationInfo) -> int:
+    """Return the value of `tensor_parallel`. Raises ValueError for several ranks beside a key that they exclude."""
+    if tensor_parallel == 1:
+        return tensor_parallel
+    if names_several_devices(info.data.get("device")) or info.data.get("device") == "mps":
+        raise ValueError('expected device = "auto", "cuda", "cuda:1" or "cpu" beside it; name the first device')
+    if info.data.get("isolation") == "none":
+        raise ValueError('expected no isolation = "none" beside it; remove one of them')
+    return tensor_parallel
+
+
 def beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
     """Return the value of a key that belongs to `sequence_axis`. Raises ValueError without it."""
     if info.data.get("sequence_axis", 1) is None:

@@ -41,8 +41,8 @@ LOADER_THREADS = 1
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model that is warmed up: its instances here, or its engine. `num_instances`, and the state of the files
-    before they were read. `measured`: the device and the bytes of each process; of a model without processes one device
-    and the bytes of all workers.
+    before they were read. `measured`: the device and the bytes of each process, and of each of its ranks; of a model
+    without processes one device and the bytes of all workers.
 
     `load_s`: seconds of the load, with its warm-up, without the wait for other loads. `not_small_because`: why it
     cannot be loaded in every worker; None where it can, or need not.
@@ -214,11 +214,13 @@ class Loader:
         progress.phase("engine process")
         engine, started = await self._processes.load(version, devices)
         loaded = [each.loaded for each in started]
+        num_ranks = len(devices) // len(loaded)
         return Loaded(
             engine,
             engine.model.spec,
-            version.model.entry.instances * len(devices),
-            tuple((device, each.memory_bytes) for device, each in zip(devices, loaded, strict=True)),
+            version.model.entry.instances * len(loaded),
+            # The ranks of a process have parts of one size.
+            tuple((device, loaded[index // num_ranks].memory_bytes) for index, device in enumerate(devices)),
             sum(each.load_s for each in loaded),
             sum(each.warm_up_s for each in loaded),
             files,

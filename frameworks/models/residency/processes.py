@@ -81,13 +81,15 @@ class ProcessStarter:
     ) -> tuple[ProcessEngine | EngineGroup, list[Started]]:
         """Load a version in a process on each device, one after the other. If one fails, the others end.
 
+        A process with several ranks starts the others itself, on the devices that follow.
+
         Raises InvalidModel, OutOfMemory, and ModelFailed where a process ended.
         """
         engines, started = list[ProcessEngine](), list[Started]()
         # A request that ended one process is refused by all.
         suspects = PoisonRequests()
         try:
-            for index, device in enumerate(devices):
+            for index, device in enumerate(devices[:: version.model.entry.num_ranks]):
                 engine = self._engine(version, device, index, suspects)
                 started.append(await engine.open())
                 engines.append(engine)

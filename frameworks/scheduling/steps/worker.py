@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import structlog
 
-from frameworks.core.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.core.errors import Draining, ModelFailed, ModelLost, OutOfMemory, RoundhouseError
 from frameworks.generation.sequences import NO_TOKEN, GeneratedToken, SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.worker import for_callers, without_frames
@@ -236,6 +236,8 @@ class _StepThread:
             self._step()
             while self._process_messages():
                 self._step()
+        except ModelLost as error:
+            log.error("device thread ended", model=self._name, reason=error.message)
         except BaseException:
             # CancelledError, SystemExit and the like from a model end the thread; the loop then fails the readers.
             log.exception("device thread ended", model=self._name)
@@ -304,8 +306,10 @@ class _StepThread:
                     ended.add(token.sequence_id)
             for sequence_id, _ in result.failed:
                 ended.add(sequence_id)
-        except Exception as error:  # noqa: BLE001 - handed to the readers
+        except Exception as error:
             self._fail(list(self._active), error)
+            if isinstance(error, ModelLost):
+                raise  # the end of this thread ends the engine
             return
         if ended:
             self._forget(ended)

@@ -108,6 +108,14 @@ def test_several_devices_imply_processes(device: object, tmp_path: Path) -> None
     assert entry_of(tmp_path, ENTRY + KEYS + f"device = {device!r}\n") == entry
 
 
+def test_several_ranks_imply_own_process(tmp_path: Path) -> None:
+    """Keys of a process need no isolation beside them."""
+    text = ENTRY.replace("onnx", "torch") + KEYS + "tensor_parallel = 2\n"
+    entry = load(tmp_path, text).settings.models.torch_models[0]
+    assert (entry.num_ranks, entry.isolation) == (2, None)
+    assert PerformanceSettings().isolation_of(entry) == "process"
+
+
 @pytest.mark.parametrize("device", [["cpu"], "CUDA:*"])
 def test_several_devices_without_process_refused(device: object, tmp_path: Path) -> None:
     for own in ("isolation = 'none'\n", "isolation = 'process'\n"):

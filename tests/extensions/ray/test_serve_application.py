@@ -73,6 +73,12 @@ def test_settings_without_meaning_refused(tmp_path: Path) -> None:
         assert key in str(refused.value)
 
 
+def test_several_ranks_are_refused(tmp_path: Path) -> None:
+    text = '[[models.torch_models]]\nname = "a"\npath = "a"\ntensor_parallel = 2\n'
+    with pytest.raises(ConfigError, match=r"torch_models\[0\]\.tensor_parallel: expected 1 on Ray, got 2; remove it"):
+        check_for_ray(loaded_from(tmp_path, text))
+
+
 def test_application_binds_deployment_per_model(tmp_path: Path) -> None:
     from extensions.ray.ingress.ingress import NAME
     from extensions.ray.serve_application import build_application

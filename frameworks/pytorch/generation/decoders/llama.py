@@ -28,8 +28,12 @@ _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 def is_llama(model: torch.nn.Module) -> bool:
     """Return whether LlamaDecoder computes this model of transformers."""
-    config: Any = model.config
-    return (
+    return is_llama_config(model.config)
+
+
+def is_llama_config(config: Any) -> bool:
+    """As `is_llama`, of the config of a model."""
+    return bool(
         config.model_type in MODEL_TYPES
         and config.hidden_act == "silu"
         and (config.rope_parameters or {}).get("rope_type", "default") in _FIXED_ROPE_TYPES

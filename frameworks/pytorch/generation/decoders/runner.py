@@ -57,7 +57,7 @@ class PagedRunner:
         self.step = step
         self.queue = queue
         self.sampled = sampled
-        self._layouts = layouts
+        self.layouts = layouts
         self._adapters = adapters
 
     @property
@@ -69,7 +69,7 @@ class PagedRunner:
         if plan.copies:
             self._catch_up()
             self.cache.copy(plan.copies)
-        if not self._layouts.makes_tables:
+        if not self.layouts.makes_tables:
             # The device's kernels read no token that is not written.
             self.cache.clear_begun(plan.parts)
         return self.compute(plan.parts)
@@ -85,7 +85,7 @@ class PagedRunner:
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
         """As `compute`, by the decoder's own layers: logits [sum of num_logits, vocabulary]."""
         self._catch_up()
-        layout = self._layouts.make(parts)
+        layout = self.layouts.make(parts)
         with self._adapters.in_step(parts, layout):
             return self.decoder.logits(layout)
 

@@ -1,5 +1,6 @@
 """Load a generating model from a folder: by paged attention, or with transformers' own caches where that is unfit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -21,7 +22,7 @@ from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.speculation.drafting import DraftProposer
 from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.step.engine import GeneratingModel
-from frameworks.pytorch.generation.step.parts import EngineParts
+from frameworks.pytorch.generation.step.parts import EndsWithModel, EngineParts
 from frameworks.pytorch.generation.step.shape import NotPaged, read_limits
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.quantization.texts import HELD_OUT_TEXT
@@ -35,9 +36,15 @@ _MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
 log = structlog.get_logger(__name__)
 
 
-def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> GeneratingModel:
-    """Load the model. `draft`: the load of its draft model; None: it has none. Raises InvalidModel, OutOfMemory."""
-    folder, entry, device, performance = load.folder, load.entry, load.device, load.performance
+def load_generator(
+    load: GeneratorLoad,
+    draft: GeneratorLoad | None = None,
+    serve: Callable[[GeneratorLoad], ServedModel] | None = None,
+) -> GeneratingModel:
+    """Load the model. `draft`: the load of its draft model; None: it has none. `serve`: loads what computes its steps;
+    None: paged attention on one device, or transformers' own caches. Raises InvalidModel, OutOfMemory.
+    """
+    folder, entry = load.folder, load.entry
     if entry.instances > 1:
         raise InvalidModel(
             f"{folder}: instances: expected 1, got {entry.instances}; a generating model computes all texts together, "
@@ -47,7 +54,23 @@ def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> G
     tokenizer = HuggingFaceTokenizer(folder, vocabulary_size)
     if load.bits is not None:
         load = replace(load, text_ids=tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True)))
-    served = _served(load)
+    served = (serve or _served)(load)
+    try:
+        return _loaded(load, served, draft, tokenizer, vocabulary_size)
+    except BaseException:
+        if served.followers is not None:
+            served.followers.close()
+        raise
+
+
+def _loaded(
+    load: GeneratorLoad,
+    served: ServedModel,
+    draft: GeneratorLoad | None,
+    tokenizer: HuggingFaceTokenizer,
+    vocabulary_size: int,
+) -> GeneratingModel:
+    entry, device, performance = load.entry, load.device, load.performance
     drafting = None
     if draft is not None and _can_propose(served, entry.name):
         drafting = load_draft(draft, tokenizer, torch.device(device.id))
@@ -77,8 +100,10 @@ def load_generator(load: GeneratorLoad, draft: GeneratorLoad | None = None) -> G
         # Tokens are proposed after those that the host knows.
         served.device_sampler if speculation is None else None,
     )
-    switches = [each.switch for each in (served, drafting) if each is not None and each.switch is not None]
-    loaded = GeneratingModel(parts, spec, performance.intra_op_threads, switches)
+    closing: list[EndsWithModel] = [each.switch for each in (served, drafting) if each and each.switch is not None]
+    if served.followers is not None:
+        closing.append(served.followers)
+    loaded = GeneratingModel(parts, spec, performance.intra_op_threads, closing)
     if entry.adapters:
         loaded.list_adapters(tuple(loaded.load_adapter(each.name, each.path) for each in entry.adapters))
     if served.switch is not None:
@@ -140,7 +165,7 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
         task="generate",
         inputs=(ValueSpec("prompt", TensorType("string", ())),),
         outputs=(ValueSpec("text", TensorType("string", ())),),
-        device=load.device.id,
+        device=",".join(served.devices) or load.device.id,
         dtype=served.dtype or DTYPE_NAMES[load.bits or load.dtype],
         memory_bytes=served.memory_bytes,
         quantization=served.quantization,

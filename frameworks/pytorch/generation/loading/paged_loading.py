@@ -1,6 +1,7 @@
 """Load a model for paged attention, and check its logits against transformers' own."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import structlog
@@ -57,12 +58,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     torch.set_num_threads(load.performance.intra_op_threads)
     torch_device = torch.device(device.id)
     has_kernels = device_kernels.are_available(torch_device)
-    if entry.kv_cache_dtype == "fp8" and not has_kernels:
-        raise InvalidModel(
-            f'{folder}: kv_cache_dtype: expected "auto", "f32", "bf16" or "f16" on {device.id}, got "fp8", which its '
-            f"kernels on CUDA read: {device_kernels.unavailable_because(torch_device)}; choose another"
-        )
-    cache = _cache(load, shape, torch_device, is_transposed=torch_device.type == "cpu" and not has_kernels)
+    cache = make_cache(load, shape, torch_device, is_transposed=torch_device.type == "cpu" and not has_kernels)
     max_context_tokens = min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS)
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
@@ -84,7 +80,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
             shape.cache.head_size**-0.5,
             DeviceAttention(cache, shape.query_heads, torch_device) if has_kernels else None,
         )
-        decoder = _decoder(load, model, attention, maker)
+        decoder = make_decoder(load, model, attention, maker)
     phase("checking the logits")
     step = None if code is not None or has_kernels else compiled_step(decoder, cache, is_idle=True)
     compiled_adapters = None if step is None else step.adapters
@@ -162,7 +158,8 @@ def _device_parts(
     return _DeviceParts(f"up to {steps.max_texts} texts", sampler, steps.size_bytes + sampler.size_bytes)
 
 
-def _decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: LinearMaker) -> Decoder:
+def make_decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: LinearMaker) -> Decoder:
+    """Return the fastest decoder of a model. Raises OutOfMemory; NotPaged where its attention cannot be replaced."""
     kind: type[LlamaDecoder | TransformersDecoder] = TransformersDecoder
     if is_llama(model):
         kind = LlamaDecoder if attention.device is None else FusedLlamaDecoder
@@ -175,8 +172,19 @@ def _decoder(load: GeneratorLoad, model: Any, attention: BlockAttention, make: L
         raise NotPaged(f"transformers does not replace its attention: {error}") from error
 
 
-def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device, *, is_transposed: bool) -> KeyValueCache:
+def make_cache(
+    load: GeneratorLoad, shape: GeneratorShape, device: torch.device, *, is_transposed: bool, ranks: int = 1
+) -> KeyValueCache:
+    """Return the KV cache of a load. `ranks`: divide its heads; the cache of one has all blocks.
+
+    Raises InvalidModel, OutOfMemory.
+    """
     folder, entry = load.folder, load.entry
+    if entry.kv_cache_dtype == "fp8" and not device_kernels.are_available(device):
+        raise InvalidModel(
+            f'{folder}: kv_cache_dtype: expected "auto", "f32", "bf16" or "f16" on {device}, got "fp8", which its '
+            f"kernels on CUDA read: {device_kernels.unavailable_because(device)}; choose another"
+        )
     size_bytes = kv_bytes(entry, shape, load.performance.max_sequences, device.type)
     blocks = size_bytes // (shape.cache.token_bytes * BLOCK_TOKENS)
     if not blocks:
@@ -184,8 +192,9 @@ def _cache(load: GeneratorLoad, shape: GeneratorShape, device: torch.device, *, 
             f"{folder}: kv_cache_bytes: expected at least {format_size(shape.cache.token_bytes * BLOCK_TOKENS)}, which "
             f"{BLOCK_TOKENS} tokens take, got {format_size(entry.kv_cache_bytes or 0)}; raise it or remove it"
         )
+    own = shape.cache if ranks == 1 else replace(shape.cache, heads=shape.cache.heads // ranks)
     try:
-        return KeyValueCache(shape.cache, blocks, device, is_transposed=is_transposed)
+        return KeyValueCache(own, blocks, device, is_transposed=is_transposed)
     except RuntimeError as error:
         ours = map_device_error(error, f"{folder}: kv_cache_bytes of {format_size(size_bytes)}", device)
         raise (ours or error) from error

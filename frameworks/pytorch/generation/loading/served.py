@@ -10,6 +10,7 @@ from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
+from frameworks.pytorch.generation.step.parts import EndsWithModel
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.pytorch.generation.weights.packed.building import build_causal_model
 from frameworks.pytorch.generation.weights.packed.weight import WeightSource
@@ -20,8 +21,8 @@ from frameworks.types import ProductTrial, QuantizationReport
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPerformance:
-    """`max_sequences`: in one step. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
-    waiting sequence gains a level of priority.
+    """`max_sequences`: in one step. `intra_op_threads`: CPU threads of a step, or of each rank in it. `ageing_s`: after
+    which a waiting sequence gains a level of priority.
     """
 
     max_sequences: int
@@ -54,7 +55,8 @@ class ServedModel:
     `unpaged_because`: why not by paged attention. `products`: the kernels of the linear layers on a CPU.
     `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
     which the caller starts; None where the model waits for none. `graphs`: as ModelSpec.graphs. `device_sampler`:
-    None where the host samples.
+    None where the host samples. `followers`: the other ranks of `tensor_parallel`, which end with the model.
+    `devices`: of all ranks; empty: that of the load.
     """
 
     runner: StepRunner
@@ -70,6 +72,8 @@ class ServedModel:
     switch: KernelSwitch | None = None
     graphs: str | None = None
     device_sampler: DeviceSampler | None = None
+    followers: EndsWithModel | None = None
+    devices: tuple[str, ...] = ()
 
 
 def load_model(load: GeneratorLoad) -> Any:

@@ -28,8 +28,7 @@ from frameworks.pytorch.generation.sampling.sampler import Sampled
 from frameworks.pytorch.generation.sampling.state import SamplingState
 from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.speculating import states_of
-from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
-from frameworks.pytorch.generation.step.parts import EngineParts, StepInFlight
+from frameworks.pytorch.generation.step.parts import EndsWithModel, EngineParts, StepInFlight
 from frameworks.pytorch.openmp import release_threads
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec, ProductTrial, QuantizationReport
@@ -45,18 +44,18 @@ class GeneratingModel:
     """A StepModel. One thread at a time uses it, except for `constrain`."""
 
     def __init__(
-        self, parts: EngineParts, spec: ModelSpec, intra_op_threads: int, switches: SequenceOf[KernelSwitch] = ()
+        self, parts: EngineParts, spec: ModelSpec, intra_op_threads: int, helpers: SequenceOf[EndsWithModel] = ()
     ) -> None:
-        """`intra_op_threads`: CPU threads of a step. `switches`: to compiled kernels, which end with the model."""
+        """`intra_op_threads`: CPU threads of a step. `helpers`: end with the model."""
         self.spec = spec
         # Adapters are listed by the event loop, and kernels noted by the thread that changes them.
         self._spec_lock = threading.Lock()
-        self._switches = switches
+        self._helpers = helpers
         self.tokenizer = parts.tokenizer
         self._parts: EngineParts | None = parts
         self._masks = parts.masks
         self._block_bytes = parts.runner.block_bytes
-        self._device = torch.device(spec.device)
+        self._device = torch.device(spec.device.partition(",")[0])
         self._intra_op_threads = intra_op_threads
         self._sequences: dict[int, tuple[Sequence, SamplingState]] = {}
         self._failed: list[tuple[int, Exception]] = []
@@ -192,8 +191,8 @@ class GeneratingModel:
 
     def close(self) -> None:
         """As StepModel.close."""
-        for switch in self._switches:
-            switch.close()
+        for helper in self._helpers:
+            helper.close()
         if self._parts is not None and self._parts.device_sampler is not None:
             self._parts.device_sampler.finish()
         self._parts = self._in_flight = None

@@ -1,6 +1,7 @@
 """The components of a generating model, and a step that they compute: its logits, or the tokens sampled from them."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -32,6 +33,14 @@ class EngineParts:
     adapters: AdapterSet | None
     speculation: Speculation | None = None
     device_sampler: DeviceSampler | None = None
+
+
+class EndsWithModel(Protocol):
+    """A helper of a model, such as a thread or a process."""
+
+    def close(self) -> None:
+        """End it, and wait for its end."""
+        ...
 
 
 @dataclass(slots=True)

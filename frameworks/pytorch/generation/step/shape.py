@@ -54,7 +54,7 @@ class GeneratorShape:
 
 def read_limits(folder: Path) -> TextLimits:
     """Read config.json with transformers' own class for it. Raises InvalidModel if it states no vocabulary."""
-    config = _read_config(folder)
+    config = read_config(folder)
     try:
         return TextLimits(_context(config), int(config.vocab_size))
     except Exception as error:
@@ -67,7 +67,7 @@ def read_shape(folder: Path, dtype: str, kv_dtype: str = "auto") -> GeneratorSha
 
     Raises InvalidModel, and NotPaged where the layers have no keys and values of one shape.
     """
-    limits, config = read_limits(folder), _read_config(folder)
+    limits, config = read_limits(folder), read_config(folder)
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _PAGED_LAYERS)
     if other:
         raise NotPaged(f"it has layers of {', '.join(other)}")
@@ -100,7 +100,8 @@ def max_cache_bytes(entry: TorchModelEntry, kind: str) -> int:
     return _MAX_KV_BYTES[kind] if entry.kv_cache_bytes is None else entry.kv_cache_bytes
 
 
-def _read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """Read config.json with transformers' own class for it, for texts. Raises InvalidModel."""
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return config.get_text_config(decoder=True)

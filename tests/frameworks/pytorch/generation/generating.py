@@ -1,6 +1,7 @@
 """Load generating models as the manager does, on one CPU thread, and run sequences through them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def load_generating(
     registry = TorchRegistry(PerformanceSettings(intra_op_threads=1), GIB, copies, enable_mapping)
     settings = TorchModelEntry(name="m", path=folder, **entry)
     devices = DeviceManager(FakeProbe())
-    device = devices.candidates("m", registry.needs(settings, folder))[0]
+    needs = registry.needs(settings, folder)
+    device = devices.candidates("m", replace(needs, wanted=devices.wanted(needs)[0]))[0]
     [model] = registry.load(settings, folder, device)
     assert isinstance(model, GeneratingModel)
     return model

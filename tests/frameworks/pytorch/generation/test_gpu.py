@@ -9,6 +9,7 @@ import torch
 from frameworks.core.devices import DeviceManager, SystemProbe
 from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.generation.types import Constraint, Sampling
+from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.registry import TorchRegistry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import GIB, NO_COPIES
@@ -87,3 +88,25 @@ def test_unload_frees_device_memory(made_once: FolderMaker) -> None:
     del model
     gc.collect()
     assert torch.cuda.memory_allocated() <= before
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two ranks need two CUDA devices")
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_two_ranks_have_equal_texts(made_once: FolderMaker, family: str) -> None:
+    """By NCCL, without graphs; in the process of the tests, which a hang of NCCL would end."""
+    folder = made_once(save_causal_model, model_type=family)
+    registry = TorchRegistry(PerformanceSettings(), GIB, NO_COPIES)
+    settings = TorchModelEntry(name="m", path=folder, device="cuda", dtype="f32", tensor_parallel=2)
+    assert registry.needs(settings, folder).wanted == ("cuda:0", "cuda:1")
+    [device] = [each for each in DeviceManager(SystemProbe()).devices() if each.id == "cuda:0"]
+    [model] = registry.load(settings, folder, device)
+    assert isinstance(model, GeneratingModel)
+    try:
+        model.warm_up()
+        assert model.spec.device == "cuda:0,cuda:1"
+        assert model.spec.generation is not None
+        assert model.spec.generation.graphs == "none: tensor_parallel runs each step layer by layer"
+        asked = [request(i, prompt, 12) for i, prompt in enumerate(PROMPTS)]
+        assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
+    finally:
+        model.close()

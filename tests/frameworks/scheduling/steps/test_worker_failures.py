@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.core.errors import Draining, InvalidInput, ModelFailed, ModelLost, OutOfMemory
 from frameworks.generation.sequences import SequenceRequest, StepResult, StepStats
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.worker import StepWorker
@@ -105,6 +105,23 @@ async def test_worker_runs_until_stats_after_failure() -> None:
         await wait_for_arrival(gate)
         assert harness.worker.is_running
         gate.open()
+
+
+@in_loop
+async def test_lost_model_ends_its_thread() -> None:
+    """Readers get the reason; the end of the thread ends the engine, which is then started again."""
+
+    def behaviour(prompts: list[str]) -> None:
+        if prompts:
+            raise ModelLost("rank 1 ended")
+
+    with capture_logs() as logs:
+        harness = WorkerHarness(EchoModel(behaviour))
+        with pytest.raises(ModelLost, match="rank 1 ended"):
+            await read_all(harness.open())
+        await soon(lambda: harness.worker.is_dead)
+    assert harness.model.is_closed
+    assert [entry["event"] for entry in logs] == ["sequences failed", "device thread ended"]
 
 
 @in_loop

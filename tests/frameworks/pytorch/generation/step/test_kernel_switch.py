@@ -153,7 +153,7 @@ def test_adapters_are_kept(
 def test_draft_model_changes_too(made_once: FolderMaker, gate: CodeGate, options: Any) -> None:
     model = load(made_once, draft_model=made_once(save_causal_model), **options)
     expected = alone(model, request(1, PROMPT, 12))
-    runners = [switch._parts.runner for switch in model._switches]
+    runners = [switch._parts.runner for switch in model._helpers]
     switched(model, gate)
     wait_until(lambda: all(runner.step is not None for runner in runners))
     assert len(runners) == 2
@@ -210,7 +210,7 @@ def test_wrong_layer_is_not_used(made_once: FolderMaker, gate: CodeGate, monkeyp
 def test_closed_model_is_released(made_once: FolderMaker, gate: CodeGate, options: Any) -> None:
     model = load(made_once, **options)
     decoder = weakref.ref(runner_of(model).decoder)
-    code = model._switches[0]._code
+    code = model._helpers[0]._code
     model.close()
     gc.collect()
     assert decoder() is None
@@ -313,7 +313,7 @@ def test_close_ends_measurement(made_once: FolderMaker, gate: CodeGate, monkeypa
     ended: list[type[Exception]] = []
 
     def measure(_: Reporter, compute: Any, *__: Any) -> None:
-        model._switches[0]._parts = None
+        model._helpers[0]._parts = None
         try:
             compute([])
         except Exception as error:
@@ -356,7 +356,7 @@ def test_change_of_quantized_activations_waits_for_texts(
     model.add(request(2, PROMPT, 8))
     first = [token.token_id for _ in range(4) for token in stepped(model).tokens]
     gate.open()
-    model._switches[0]._code.result()
+    model._helpers[0]._code.result()
     rest = [token.token_id for result in run_out(model) for token in result.tokens]
     assert first + rest == expected
     wait_until(lambda: not model.spec.awaits_kernels)
