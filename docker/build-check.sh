@@ -52,7 +52,7 @@ check_tools() {
     local tool
     for tool in buildah debootstrap ip unshare chroot gcc nm; do
         command -v "$tool" > /dev/null || {
-            echo "$tool is missing; apt-get install --no-install-recommends buildah debootstrap iproute2 gcc libc6-dev" >&2
+            echo "$tool is missing; apt-get install buildah debootstrap iproute2 gcc libc6-dev" >&2
             exit 2
         }
     done
