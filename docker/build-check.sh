@@ -5,9 +5,10 @@
 #   docker/build-check.sh [onnx] [cpu] [ray] [cuda] all by default; minutes each, cuda needs 40 GB of disk
 #   docker/build-check.sh --inputs [ray]            print the hash of all inputs of the images, or of the image with Ray
 #
-# Needs root on Debian with buildah, debootstrap and iproute2, and the Python version of that Debian. A Debian root made
-# by debootstrap replaces the two base images. Settings of pip and debootstrap apply, so mirrors work; TORCH_INDEX_URL is
-# the Dockerfile's. BUILD_CHECK_DIR keeps the root and the wheels for the next run.
+# Needs root on Debian with buildah, debootstrap, iproute2 and gcc, and the Python version of that Debian. A Debian root
+# made by debootstrap replaces the two base images. Settings of pip and debootstrap apply, so mirrors work;
+# TORCH_INDEX_URL is the Dockerfile's. BUILD_CHECK_DIR keeps the root and the wheels for the next run.
+# The image for CUDA compiles a kernel too, with the launcher of its build: no GPU is needed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,8 +37,8 @@ inputs() {
     local file device frameworks
     {
         [[ "${1:-}" != ray ]] || cat docker/ray.Dockerfile docker/ray-constraints.txt
-        for file in .dockerignore docker/Dockerfile docker/constraints.txt docker/{requirements,slim,healthcheck}.py \
-            docker/config/*.toml; do
+        for file in .dockerignore docker/Dockerfile docker/constraints.txt \
+            docker/{requirements,slim,healthcheck,triton_launcher}.py docker/config/*.toml; do
             echo "$file"
             cat "$file"
         done
@@ -49,9 +50,9 @@ inputs() {
 
 check_tools() {
     local tool
-    for tool in buildah debootstrap ip unshare chroot; do
+    for tool in buildah debootstrap ip unshare chroot gcc nm; do
         command -v "$tool" > /dev/null || {
-            echo "$tool is missing; apt-get install --no-install-recommends buildah debootstrap iproute2" >&2
+            echo "$tool is missing; apt-get install buildah debootstrap iproute2 gcc libc6-dev" >&2
             exit 2
         }
     done

@@ -73,11 +73,13 @@ def check_bits_run_on(dtype: str, device: Device, folder: Path) -> None:
     """Raise InvalidModel for a device without a matmul of such weights. `dtype`: int8 or int4."""
     if device.kind == "cpu" or (dtype == "int8" and device.kind == "cuda"):
         return
-    if device_kernels.are_available(torch.device(device.id)):
+    reason = device_kernels.unavailable_because(torch.device(device.id))
+    if reason is None:
         return
     devices = "a CPU or CUDA device" if dtype == "int8" else "a CPU, or a CUDA device from Ampere on,"
+    got = f"{device.id}: {reason}" if device.kind == "cuda" else device.id
     raise InvalidModel(
-        f'{folder}: dtype: expected {devices} for "{dtype}", got {device.id}; set device = "cpu" or dtype = "f16"'
+        f'{folder}: dtype: expected {devices} for "{dtype}", got {got}; set device = "cpu" or dtype = "f16"'
     )
 
 

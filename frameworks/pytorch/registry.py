@@ -75,6 +75,7 @@ class TorchRegistry:
         self._copies = copies
         self._gguf_folders = GgufFolders(copies.cache_dir)
         set_cache_folder(copies.cache_dir / "compiled")
+        device_kernels.set_code_folder(copies.cache_dir / "triton")
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
             pool.add_device(PINNED, PinnedBuffers())
@@ -142,8 +143,6 @@ class TorchRegistry:
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
-            if device.kind == "cuda":
-                device_kernels.keep_code_in(self._copies.cache_dir / "triton")
             draft = None
             if entry.draft_model is not None:
                 draft_files = self._read_draft(files, device.kind)

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from tests.docker.kernel_image import try_kernel
+
 READY_WITHIN_S = 300
 RAY_WITHIN_S = 300
 RAY_NODE = "ray start --head --num-cpus=4 --include-dashboard=false --object-store-memory=100000000"
@@ -53,7 +55,7 @@ class Image:
         mount("--options", "remount,bind,ro", self.root)
         for folder in ("dev", "sys"):
             mount("--rbind", f"/{folder}", self.root / folder)
-        mount("--types", "tmpfs", "tmpfs", self.root / "tmp")
+        mount("--types", "tmpfs", "--options", "noexec,nosuid,nodev", "tmpfs", self.root / "tmp")
         (volume,) = self.config["Volumes"]
         owned = f"uid={self.user},gid={self.group}"
         mount("--types", "tmpfs", "--options", owned, "tmpfs", self.root / volume.lstrip("/"))
@@ -194,6 +196,8 @@ def main(variant: str, inputs: str, root: str, inspected: str, record: str) -> i
     image.mount()
     image.check_refusal()
     found |= try_all_models(image)
+    if variant == "cuda":
+        found |= try_kernel(image.root, image.config["Volumes"], image.command)
     found["ready_with_all_models_s"] = round(median(start_once(image, []) for _ in range(STARTS)), 2)
     found["ready_with_one_onnx_model_s"] = round(
         median(start_once(image, ["serve", ONE_MODEL]) for _ in range(STARTS)), 2

@@ -102,9 +102,21 @@ def test_image_has_user_health_check_and_volume(stage: str) -> None:
 
 
 def test_dependency_stage_copies_no_code() -> None:
-    for device in ("cpu", "cuda"):
+    for device, more in (("cpu", ""), ("cuda", "docker/triton_launcher.py ")):
         copied = re.findall(r"^COPY (.*)$", STAGES[f"{device}-dependencies"], flags=re.MULTILINE)
-        assert copied == ["pyproject.toml docker/constraints.txt docker/requirements.py docker/slim.py ./"]
+        assert copied == [f"pyproject.toml docker/constraints.txt docker/requirements.py docker/slim.py {more}./"]
+
+
+def test_compiler_stays_in_stage_of_packages() -> None:
+    """Images have the launcher that Triton would compile."""
+    assert [name for name, stage in STAGES.items() if "gcc" in stage] == ["cuda-dependencies"]
+    assert "FROM cuda-base AS cuda\n" in DOCKERFILE
+
+
+def test_record_has_a_kernel_of_the_image() -> None:
+    recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))["cuda"]
+    assert 0 < recorded["launcher_kb"] < 1000
+    assert recorded["kernel_compiled_s"] > 0
 
 
 def test_dockerignore_admits_only_copied_paths() -> None:

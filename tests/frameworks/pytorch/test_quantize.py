@@ -7,6 +7,7 @@ import torch
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
+from frameworks.pytorch import device_kernels
 from frameworks.pytorch.int8_choice import exact_kernels
 from frameworks.pytorch.int8_matmul import CPU_MATMULS, Int8Kernel, quantize_weight
 from frameworks.pytorch.quantize import Int8Linear, check_bits_run_on
@@ -112,6 +113,12 @@ def test_unwritable_cache_refused(made_once: FolderMaker, tmp_path: Path) -> Non
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(InvalidModel, match=r"models\.cache_dir"):
         load_torch(made_once(save_embedder), dtype="int8", cache_dir=tmp_path / "cache")
+
+
+def test_reason_of_missing_int4_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_kernels, "unavailable_because", lambda device: "install gcc")
+    with pytest.raises(InvalidModel, match=r'got cuda:0: install gcc; set device = "cpu" or dtype = "f16"'):
+        check_bits_run_on("int4", Device("cuda", 0, "H200", 1, 1), Path("m"))
 
 
 def test_device_without_int8_refused_with_remedy() -> None:

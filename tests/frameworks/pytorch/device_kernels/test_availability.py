@@ -2,13 +2,20 @@
 
 import importlib.util
 import os
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
+from frameworks.core.settings.entries import PerformanceSettings
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.compiled.cache import code_cache
+from frameworks.pytorch.device_kernels import code_folder, launcher
+from frameworks.pytorch.registry import TorchRegistry
+from frameworks.quantization.copies import QuantizedCopies
 
 CUDA = torch.device("cuda", 0)
 
@@ -19,8 +26,8 @@ def _of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    monkeypatch.setattr(launcher, "failure", lambda: None)
+    monkeypatch.setattr(device_kernels, "_folder", None)
 
 
 def test_ampere_uses_kernels() -> None:
@@ -42,16 +49,22 @@ def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_kernels.unavailable_because(CUDA) == "Triton is not installed"
 
 
-@pytest.mark.parametrize("is_missing", ["compiler", "headers"])
-def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, is_missing: str) -> None:
-    if is_missing == "compiler":
-        monkeypatch.delenv("CC")
-        monkeypatch.setattr(shutil, "which", lambda name: None)
-    else:
-        monkeypatch.setattr(Path, "is_file", lambda self: False)
-    reason = device_kernels.unavailable_because(CUDA)
-    assert reason is not None
-    assert "install gcc and python3-dev" in reason
+def test_launcher_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "failure", lambda: "install gcc and python3-dev")
+    assert device_kernels.unavailable_because(CUDA) == "install gcc and python3-dev"
+
+
+def test_server_without_cuda_imports_no_triton(tmp_path: Path) -> None:
+    """Neither a folder nor a variable is made."""
+    script = (
+        "import os, sys; from pathlib import Path; import torch; from frameworks.pytorch import device_kernels as own\n"
+        "own.set_code_folder(Path(sys.argv[1]))\n"
+        "assert own.unavailable_because(torch.device('cpu')) == 'the device has no Triton'\n"
+        "assert 'triton' not in sys.modules and 'TRITON_CACHE_DIR' not in os.environ\n"
+    )
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    subprocess.run([sys.executable, "-c", script, tmp_path / "triton"], env=ours, check=True)
+    assert not (tmp_path / "triton").exists()
 
 
 class TestCache:
@@ -61,18 +74,54 @@ class TestCache:
         monkeypatch.delenv("TRITON_CACHE_DIR")
 
     def test_code_is_kept_in_folder(self, tmp_path: Path) -> None:
-        device_kernels.keep_code_in(tmp_path / "cache" / "triton")
+        code_folder.keep_code_in(tmp_path / "cache" / "triton")
         assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
         assert (tmp_path / "cache" / "triton").is_dir()
 
+    def test_folder_is_set_before_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = []
+        monkeypatch.setattr(code_cache, "_folder", None)  # the registry sets it too
+        monkeypatch.setattr(launcher, "failure", lambda: found.append(os.environ["TRITON_CACHE_DIR"]))
+        TorchRegistry(PerformanceSettings(), None, QuantizedCopies(tmp_path))
+        assert device_kernels.are_available(CUDA)
+        assert found == [str(tmp_path / "triton")]
+
     def test_folder_of_environment_stays(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-        device_kernels.keep_code_in(tmp_path / "triton")
+        code_folder.keep_code_in(tmp_path / "triton")
         assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
 
     def test_folder_that_cannot_be_made_is_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        device_kernels.keep_code_in(tmp_path / "file" / "triton")
-        found = Path(os.environ["TRITON_CACHE_DIR"])
-        assert found.name.startswith("roundhouse-triton-")
-        found.rmdir()
+        _check_replaced(tmp_path / "file" / "triton")
+
+    def test_folder_for_all_users_is_replaced(self, tmp_path: Path) -> None:
+        """Triton would load what another user puts there."""
+        (tmp_path / "triton").mkdir()
+        (tmp_path / "triton").chmod(0o777)
+        _check_replaced(tmp_path / "triton")
+
+    def test_folder_of_other_user_is_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "triton").mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "triton").stat().st_uid + 1)
+        _check_replaced(tmp_path / "triton")
+
+    def test_rights_of_group_are_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "triton").mkdir()
+        (tmp_path / "triton").chmod(0o2775)
+        code_folder.keep_code_in(tmp_path / "triton")
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+        assert (tmp_path / "triton").stat().st_mode & 0o777 == 0o700
+
+
+def _check_replaced(folder: Path) -> None:
+    """Check that a temporary folder takes the code, and that the log says so."""
+    with structlog.testing.capture_logs() as logs:
+        code_folder.keep_code_in(folder)
+    found = Path(os.environ["TRITON_CACHE_DIR"])
+    assert found.name.startswith("roundhouse-triton-")
+    assert found.stat().st_mode & 0o777 == 0o700
+    found.rmdir()
+    (entry,) = logs
+    assert (entry["log_level"], entry["folder"]) == ("warning", str(folder))
+    assert "models.cache_dir" in entry["remedy"]

@@ -1,16 +1,21 @@
 """A step by the device's kernels: the texts of the CPU, few launches, and no value that the host reads."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.device_kernels import launcher
 from frameworks.pytorch.generation.decoders.fused_llama import FusedLlamaDecoder
 from frameworks.pytorch.generation.loading import paged_loading
 from frameworks.pytorch.generation.step.quantization_report import Reporter
@@ -122,6 +127,25 @@ def test_step_that_reads_the_device_has_no_graphs(made_once: FolderMaker, patch:
     patch.setattr(paged_loading, "graphs_of", SimulatedGraphs)
     model = load_on_device(made_once(save_causal_model), patch, checks_logits=False)
     assert model.spec.graphs.startswith("none: a step waits for the device: ")
+
+
+def test_missing_compiler_is_shown_and_logged(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Triton looks for the compiler of this machine, which the environment hides."""
+    from triton.backends.nvidia import driver
+
+    for each in (driver.libcuda_dirs, driver.library_dirs, launcher.failure):
+        patch.setattr(each.__module__ + "." + each.__name__, cache(each.__wrapped__))
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for name, value in (("CC", "/nonexistent"), ("TRITON_CACHE_DIR", tmp_path), ("TRITON_LIBCUDA_PATH", tmp_path)):
+        patch.setenv(name, str(value))
+    load: Any = SimpleNamespace(entry=SimpleNamespace(name="llama"), device=Device("cuda", 0, "", 0, 0))
+    runner: Any = SimpleNamespace(queue=None, sampled=None)
+    with structlog.testing.capture_logs() as logs:
+        parts = paged_loading._device_parts(load, runner, 250, 64)
+    assert parts.graphs is not None
+    assert parts.graphs.startswith("none: Triton needs a C compiler and the headers of Python; install gcc and ")
+    assert [(each["log_level"], f"none: {each['reason']}") for each in logs] == [("warning", parts.graphs)]
 
 
 def test_step_that_waits_runs_without_graphs(made_once: FolderMaker, patch: pytest.MonkeyPatch) -> None:
