@@ -3,6 +3,7 @@
 import torch
 
 from frameworks.core.progress import phase
+from frameworks.pytorch import device_kernels
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
@@ -50,6 +51,8 @@ def load_parallel(load: GeneratorLoad) -> ServedModel:
     The processes of the other ranks end with ServedModel.followers. Raises InvalidModel, OutOfMemory, ModelLost.
     """
     phase("starting the ranks")
+    # The processes inherit the folder of compiled kernels.
+    device_kernels.are_available(torch.device(load.device.id))
     followers = Followers(load)
     try:
         loaded = _load(load, followers)

@@ -105,7 +105,7 @@ def test_two_ranks_have_equal_texts(made_once: FolderMaker, family: str) -> None
         model.warm_up()
         assert model.spec.device == "cuda:0,cuda:1"
         assert model.spec.generation is not None
-        assert model.spec.generation.graphs == "none: tensor_parallel runs each step layer by layer"
+        assert model.spec.graphs == "none: tensor_parallel runs each step layer by layer"
         asked = [request(i, prompt, 12) for i, prompt in enumerate(PROMPTS)]
         assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
     finally:
