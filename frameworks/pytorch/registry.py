@@ -11,19 +11,19 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes
 from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchModelEntry
-from frameworks.pytorch import device_kernels, kernels
+from frameworks.pytorch import device_kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
-from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
 from frameworks.pytorch.device.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.encoders.images.folders import find_images
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
+from frameworks.pytorch.needed_bytes import NeededBytes, dtype_of, dtype_of_weights, dtype_on
 from frameworks.pytorch.packed_files import read_files
 from frameworks.pytorch.quantize import check_bits_run_on
 from frameworks.pytorch.tasks.needs import task_bytes
-from frameworks.pytorch.weights import WeightFiles, read_weight_files
+from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.tasks.architectures import SERVED, find_task
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from frameworks.pytorch.generation.weights.linear_makers import Bits
     from frameworks.pytorch.tasks.model import TaskModel
 
-_INT8_BYTES_PER_ELEMENT = 2
-_HOST = Device("cpu", 0, "", 0, 0)
 log = structlog.get_logger(__name__)
 
 # Models with encoder and decoder, or with images and text.
@@ -80,6 +78,7 @@ class TorchRegistry:
         if pool is not None and torch.cuda.is_available():
             pool.add_device(PINNED, PinnedBuffers())
         self._performance = performance
+        self._needed_bytes = NeededBytes(performance)
         self._max_model_bytes = max_model_bytes
         self._enable_memory_mapping = enable_memory_mapping
 
@@ -87,25 +86,25 @@ class TorchRegistry:
         """As Registry.needs."""
         assert isinstance(entry, TorchModelEntry)
         if find_task(path, entry.task) is not None:
-            weights, rows = read_weight_files(path), self._max_rows(entry)
-            sizes = [DTYPES[_dtype_of_weights(entry, weights, kind)].itemsize for kind in ("cpu", "cuda")]
+            weights, rows = read_weight_files(path), self._needed_bytes.max_rows(entry)
+            sizes = [DTYPES[dtype_of_weights(entry, weights, kind)].itemsize for kind in ("cpu", "cuda")]
             host_bytes, accelerator_bytes = (task_bytes(path, weights, rows, size) for size in sizes)
             return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
         sides = read_sides(path)
         if sides is not None:
             both = [self._read(entry, path, side) for side in (sides.documents, sides.queries)]
             host_bytes, accelerator_bytes = (
-                sum(self._bytes_of(each, kind) for each in both) for kind in ("cpu", "cuda")
+                sum(self._needed_bytes.of(each, kind) for each in both) for kind in ("cpu", "cuda")
             )
             return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
         files = self._read(entry, path)
         wanted: str | tuple[str, ...] = entry.device
         if entry.tensor_parallel > 1 and files.config.generates:
             wanted = self._rank_devices(files)
-        host_bytes, accelerator_bytes = self._bytes_of(files, "cpu"), self._bytes_of(files, "cuda")
+        host_bytes, accelerator_bytes = self._needed_bytes.of(files, "cpu"), self._needed_bytes.of(files, "cuda")
         if entry.draft_model is not None and files.config.generates:
-            host_bytes += self._bytes_of(self._read_draft(files, "cpu"), "cpu")
-            accelerator_bytes += self._bytes_of(self._read_draft(files, "cuda"), "cuda")
+            host_bytes += self._needed_bytes.of(self._read_draft(files, "cpu"), "cpu")
+            accelerator_bytes += self._needed_bytes.of(self._read_draft(files, "cuda"), "cuda")
         return ModelNeeds(host_bytes, accelerator_bytes, wanted, _usable_accelerators())
 
     def prepare(self, device: Device) -> None:
@@ -141,7 +140,7 @@ class TorchRegistry:
                 # Ranks on the CPU divide it.
                 threads = threads if device.kind != "cpu" else max(1, threads // entry.tensor_parallel)
             performance = GeneratorPerformance(
-                self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
+                self._needed_bytes.max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
             draft = None
             if entry.draft_model is not None:
@@ -156,8 +155,10 @@ class TorchRegistry:
 
                 return [load_generator(load, serve=load_parallel)]
             return [load_generator(load, draft)]
-        dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
-        loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool, self._max_rows(entry))
+        dtype = dtype_of(entry) or default_dtype(device, files.weights.dtype)
+        loading = EncoderLoading(
+            device, dtype, threads, self._enable_memory_mapping, self._pool, self._needed_bytes.max_rows(entry)
+        )
         copies = None if bits is None else self._copies
         images = find_images(files.folder)
         if images is not None:
@@ -175,7 +176,7 @@ class TorchRegistry:
         weights = read_weight_files(folder)
         check_weight_bytes(folder, weights.file_bytes, self._max_model_bytes)
         _check_entry_of_task(entry, folder, task)
-        dtype = _dtype_of(entry) or default_dtype(device, weights.dtype)
+        dtype = dtype_of(entry) or default_dtype(device, weights.dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
         return load_task_models(folder, entry, task, TaskLoading(device, dtype, threads, self._enable_memory_mapping))
 
@@ -195,10 +196,10 @@ class TorchRegistry:
                 raise InvalidModel(f"{files.folder}: Router: expected encoders with one vector for each text")
             if self._wanted_bits(entry) is not None:
                 raise InvalidModel(f'{folder}: dtype: expected no "int8" for a model with a Router; remove it')
-            dtype = _dtype_of(entry) or default_dtype(device, files.weights.dtype)
+            dtype = dtype_of(entry) or default_dtype(device, files.weights.dtype)
             threads = self._performance.num_intra_op_threads(entry.instances)
             loading = EncoderLoading(
-                device, dtype, threads, self._enable_memory_mapping, self._pool, self._max_rows(entry)
+                device, dtype, threads, self._enable_memory_mapping, self._pool, self._needed_bytes.max_rows(entry)
             )
             found.append(load_encoders(files, loading, None))
         return [SidedModel(folder, *each) for each in zip(*found, strict=True)]
@@ -223,27 +224,6 @@ class TorchRegistry:
         check_model(files.folder, files.entry, is_packed=files.packed is not None)
         return rank_devices(files.entry, torch.cuda.device_count() if self._performance.enable_gpu else 0)
 
-    def _bytes_of(self, files: ModelFiles, kind: str) -> int:
-        """Return the bytes of a model on the host (`cpu`) or on an accelerator, or of one of its ranks."""
-        dtype = _dtype_on(files, kind)
-        size = DTYPES[dtype].itemsize
-        if files.entry.tensor_parallel > 1 and files.config.generates:
-            from frameworks.pytorch.generation.tensor_parallel.checks import rank_weight_bytes
-
-            ranks = files.entry.tensor_parallel
-            weight_bytes = rank_weight_bytes(files.folder, ranks, files.weights.elements, size)
-            return weight_bytes + self._kv_bytes(files, dtype, kind) // ranks
-        # Linear layers of 8 bits take one byte per weight, embedding tables keep their dtype.
-        weight_size = _INT8_BYTES_PER_ELEMENT if self._quantizes(files.entry) else size
-        packed, weights = files.packed, files.weights.elements * weight_size
-        if packed is not None:
-            keeps_bits = kind == "cpu" or (kind == "cuda" and _has_kernels())
-            weights += packed.held_bytes if keeps_bits else packed.elements * weight_size
-            # Float8 has no kernels on a CPU.
-            weights += packed.float_elements * (weight_size - 1) if kind == "cpu" else 0
-        more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
-        return weights + more_bytes(files, dtype, kind) + _adapter_elements(files.entry) * size
-
     def _read_draft(self, files: ModelFiles, kind: str) -> ModelFiles:
         """Read the files of the draft model of a model on this kind of device. Raises InvalidModel."""
         from frameworks.pytorch.generation.loading.draft_loading import draft_kv_bytes
@@ -259,8 +239,8 @@ class TorchRegistry:
             raise InvalidModel(f"{draft.folder}: draft_model: expected a language model, got {found}; choose another")
         # Weights that are packed in their files have a width already.
         draft = replace(draft, entry=_draft_entry(entry, None if draft.packed is not None else entry.dtype))
-        dtypes = _dtype_on(files, kind), _dtype_on(draft, kind)
-        size = draft_kv_bytes(entry, files.folder, draft.folder, dtypes, self._max_rows(entry), kind)
+        dtypes = dtype_on(files, kind), dtype_on(draft, kind)
+        size = draft_kv_bytes(entry, files.folder, draft.folder, dtypes, self._needed_bytes.max_rows(entry), kind)
         return replace(draft, entry=draft.entry.model_copy(update={"kv_cache_bytes": size}))
 
     def _generator_load(
@@ -272,34 +252,8 @@ class TorchRegistry:
         source = None
         if files.packed is not None:
             source = files.packed.source(files.folder, files.weights.files, self._enable_memory_mapping)
-        dtype = _dtype_of(files.entry) or default_dtype(device, files.weights.dtype)
+        dtype = dtype_of(files.entry) or default_dtype(device, files.weights.dtype)
         return GeneratorLoad(files.folder, files.entry, device, dtype, bits, performance, (), source)
-
-    def _max_rows(self, entry: TorchModelEntry) -> int:
-        return entry.max_batch_size or self._performance.max_batch_size
-
-    def _state_bytes(self, files: ModelFiles, dtype: str, _: str) -> int:
-        """Of an encoder: the last layer's states of the largest batch."""
-        if (images := find_images(files.folder)) is not None:
-            return images.state_bytes(self._max_rows(files.entry))
-        tokens = self._max_rows(files.entry) * files.config.max_tokens
-        return min(tokens, files.entry.max_batch_tokens or tokens) * files.config.hidden_size * DTYPES[dtype].itemsize
-
-    def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
-        """Of a language model: its KV cache, and the copy of an embedding table that the last layer packs."""
-        from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
-
-        try:
-            shape = read_shape(files.folder, dtype, files.entry.kv_cache_dtype)
-        except NotPaged:
-            return max_cache_bytes(files.entry, kind)
-        is_copied = kind == "cpu" and (self._quantizes(files.entry) or lanes() > 0 or kernels.packs(DTYPES[dtype]))
-        is_packed = files.packed is not None and files.packed.gguf is not None and files.packed.elements > 0
-        copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied and not is_packed else 0
-        return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + copy_bytes
-
-    def _quantizes(self, entry: TorchModelEntry) -> bool:
-        return entry.dtype in ("int8", "int4") and self._performance.enable_quantization
 
     def _wanted_bits(self, entry: TorchModelEntry) -> "Bits | None":
         if not self._performance.enable_quantization and entry.dtype in ("int8", "int4"):
@@ -320,25 +274,6 @@ def _draft_entry(entry: TorchModelEntry, dtype: Dtype | None) -> TorchModelEntry
         kv_cache_dtype=entry.kv_cache_dtype,
         min_cosine=entry.min_cosine,
     )
-
-
-def _has_kernels() -> bool:
-    """Return whether packed weights keep their bits on this machine's CUDA devices."""
-    return device_kernels.are_available(torch.device("cuda", 0))
-
-
-def _dtype_of(entry: TorchModelEntry) -> str | None:
-    """Return the dtype of the arithmetic that an entry names; None: that of the device."""
-    return entry.dtype if entry.dtype in DTYPES else None
-
-
-def _dtype_on(files: ModelFiles, kind: str) -> str:
-    """Return the dtype of the arithmetic. The default of an accelerator has 16 bits."""
-    return _dtype_of_weights(files.entry, files.weights, kind)
-
-
-def _dtype_of_weights(entry: TorchModelEntry, weights: WeightFiles, kind: str) -> str:
-    return _dtype_of(entry) or (default_dtype(_HOST, weights.dtype) if kind == "cpu" else "f16")
 
 
 def _check_entry_of_task(entry: TorchModelEntry, folder: Path, task: str) -> None:
@@ -422,15 +357,6 @@ def _check_packed(files: ModelFiles) -> None:
             f'{name}: dtype: expected "f32", "f16" or "bf16", got "{files.entry.dtype}": the weights are quantized '
             "already; remove it"
         )
-
-
-def _adapter_elements(entry: TorchModelEntry) -> int:
-    """Return the number of weights of all adapters. Raises InvalidModel."""
-    if not entry.adapters:
-        return 0
-    from frameworks.pytorch.generation.decoders.adapters.files import read_adapter
-
-    return sum(read_adapter(each.path).elements for each in entry.adapters)
 
 
 def _usable_accelerators() -> tuple[str, ...]:

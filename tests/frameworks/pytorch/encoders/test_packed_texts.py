@@ -33,6 +33,7 @@ from tests.support.models.late_folders import save_pylate
 from tests.support.models.sparse_folders import save_splade
 from tests.support.models.text_files import TEXTS
 from tests.support.models.torch_folders import FAMILIES, MAX_TOKENS, Family, save_classifier, save_embedder
+from tests.support.no_memory import memory_ends_at
 from tests.support.simulated_graphs import SimulatedGraphs
 from tests.support.step_recording import recording
 
@@ -288,6 +289,28 @@ def test_device_without_memory_fails_one_batch(made_once: FolderMaker) -> None:
         model.infer(TokenBatch(token_ids))
     fails[0] = False
     check_equal(model, other, token_ids)
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_model_survives_end_of_memory_at_each_allocation(made_once: FolderMaker, has_graphs: bool) -> None:
+    """The batch fails, and nothing else: the next one is computed."""
+    model = packed(made_once(save_classifier, family="bert"), SimulatedGraphs(CPU) if has_graphs else None)
+    token_ids = tokens_of(model, RAGGED[:3])
+    expected = rows_of(model, token_ids)
+    number, has_failed = 0, True
+    while has_failed:
+        number += 1
+        failures: list[str] = []
+        with memory_ends_at(number) as memory:
+            try:
+                model.infer(TokenBatch(token_ids))
+            except OutOfMemory as error:
+                failures.append(error.message)
+        has_failed = memory.has_failed
+        assert failures == ["a batch of 3 texts of 40 tokens does not fit on cpu"] * has_failed
+        for row, wanted in zip(rows_of(model, token_ids), expected, strict=True):
+            np.testing.assert_array_equal(row, wanted)
+    assert number > 20
 
 
 def test_closed_model_keeps_no_weights(made_once: FolderMaker) -> None:

@@ -1,7 +1,5 @@
 """A device that is late: the next step is given to it before the last one is read, and the texts stay the same."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -10,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameworks.core.errors import ModelFailed, OutOfMemory
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
@@ -23,6 +20,7 @@ from tests.frameworks.pytorch.generation.sampling_cases import AllowedIds
 from tests.support.hashing_model import CPU, VOCABULARY_SIZE, hashing_model
 from tests.support.kernel_device import IS_INTERPRETED
 from tests.support.late_queue import LateQueue
+from tests.support.no_memory import memory_ends_at
 from tests.support.simulated_graphs import SimulatedGraphs
 
 pytest.importorskip("triton", reason="Triton has packages for Linux only")
@@ -206,30 +204,6 @@ def test_row_without_finite_logits_fails_alone(monkeypatch: pytest.MonkeyPatch) 
     [(sequence_id, error)] = [each for result in results for each in result.failed]
     assert (sequence_id, type(error)) == (2, ModelFailed)
     assert [each.token_id for result in results for each in result.tokens if each.sequence_id == 3] == expected
-
-
-class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises at the operator of this number which makes a tensor."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._left = number
-        self.has_failed = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
-        if not is_view and not self.has_failed:
-            self._left -= 1
-            if not self._left:
-                self.has_failed = True
-                raise torch.OutOfMemoryError("CUDA out of memory")
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def memory_ends_at(number: int) -> Iterator[NoMemory]:
-    with NoMemory(number) as mode:
-        yield mode
 
 
 def test_model_survives_end_of_memory_at_each_allocation() -> None:
