@@ -307,7 +307,7 @@ def test_model_survives_end_of_memory_at_each_allocation(made_once: FolderMaker,
             except OutOfMemory as error:
                 failures.append(error.message)
         has_failed = memory.has_failed
-        assert failures == ["a batch of 3 texts of 40 tokens does not fit on cpu"] * has_failed
+        assert failures == ["a batch of 3 texts of 20 tokens does not fit on cpu"] * has_failed
         for row, wanted in zip(rows_of(model, token_ids), expected, strict=True):
             np.testing.assert_array_equal(row, wanted)
     assert number > 20

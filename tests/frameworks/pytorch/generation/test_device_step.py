@@ -72,7 +72,7 @@ def test_texts_equal_those_of_cpu(made_once: FolderMaker, family: str, patch: py
     assert ids_of(model, *asked) == ids_of(load_generating(folder), *asked)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma2", marks=pytest.mark.extended)])
 def test_float8_keys_and_values_are_near(made_once: FolderMaker, family: str, patch: pytest.MonkeyPatch) -> None:
     """They are rounded to 4 bits; errors are relative to the spread of the logits."""
     folder = made_once(save_causal_model, model_type=family)
@@ -83,8 +83,6 @@ def test_float8_keys_and_values_are_near(made_once: FolderMaker, family: str, pa
     expected, found = own_logits(wide, IDS), own_logits(narrow, IDS)
     error = (found - expected).square().mean().sqrt() / expected.std()
     assert 1e-3 < error < 0.2
-    asked = [request(i, prompt, 3) for i, prompt in enumerate(PROMPTS)]
-    assert [len(ids) for ids in ids_of(narrow, *asked).values()] == [3, 3]
 
 
 def test_device_without_kernels_refuses_float8(made_once: FolderMaker) -> None:
