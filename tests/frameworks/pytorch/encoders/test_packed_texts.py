@@ -81,7 +81,7 @@ def tokens_of(model: EncoderModel, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", PACKED_FAMILIES)
-@pytest.mark.parametrize("save", [save_embedder, save_classifier])
+@pytest.mark.parametrize("save", [save_embedder, pytest.param(save_classifier, marks=pytest.mark.extended)])
 def test_rows_equal_padded_ones(made_once: FolderMaker, save: Callable[..., Path], family: Family) -> None:
     folder = made_once(save, family=family)
     model, other = packed(folder), padded(folder)
@@ -91,7 +91,7 @@ def test_rows_equal_padded_ones(made_once: FolderMaker, save: Callable[..., Path
 
 
 @pytest.mark.parametrize("save", [save_decoder_embedder, save_decoder_classifier])
-@pytest.mark.parametrize("model_type", ["qwen3", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["qwen3", pytest.param("mistral", marks=pytest.mark.extended), "gemma3_text"])
 def test_decoder_rows_equal_padded_ones(made_once: FolderMaker, save: Callable[..., Path], model_type: str) -> None:
     folder = made_once(save, model_type=model_type)
     model, other = packed(folder), padded(folder)
