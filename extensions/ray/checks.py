@@ -32,15 +32,15 @@ def _issues(loaded: LoadedSettings) -> Iterator[ConfigIssue]:
             yield from _issues_of_model(f"models.{table}[{index}]", entry)
 
 
-def _issues_of_model(place: str, entry: ModelEntry) -> Iterator[ConfigIssue]:
+def _issues_of_model(location: str, entry: ModelEntry) -> Iterator[ConfigIssue]:
     if names_several_devices(entry.device):
-        yield _issue(f"{place}.device", f"expected one device on Ray, got {entry.device!r}; set replicas")
+        yield _issue(f"{location}.device", f"expected one device on Ray, got {entry.device!r}; set replicas")
     if entry.num_ranks > 1:
-        yield _issue(f"{place}.tensor_parallel", f"expected 1 on Ray, got {entry.num_ranks}; remove it")
+        yield _issue(f"{location}.tensor_parallel", f"expected 1 on Ray, got {entry.num_ranks}; remove it")
     for key in _OF_PROCESSES:
         if getattr(entry, key) is not None:
             message = "expected no value on Ray, where each replica is a process; remove it"
-            yield _issue(f"{place}.{key}", message)
+            yield _issue(f"{location}.{key}", message)
 
 
 def model_tables(loaded: LoadedSettings) -> dict[str, tuple[OnnxModelEntry, ...] | tuple[TorchModelEntry, ...]]:

@@ -131,7 +131,7 @@ class ModelDescription(ResponseBody):
         description="paged, or transformers and the reason why its own caches are used; null without text generation."
     )
     graphs: str | None = Field(
-        description="Which runs or decode steps are CUDA graphs, or none and the reason; null on other devices."
+        description="Which runs or decode steps are CUDA graphs, or none and the reason; null for others."
     )
     warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
     inputs: list[TensorDescription] | None

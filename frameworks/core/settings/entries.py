@@ -326,8 +326,7 @@ class ModelsSettings(BaseModel):
     cache_dir: SettingsPath = Field(default_factory=cache_folder)
     """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, for
     kernels compiled for this CPU, in `compiled`, and for engines of TensorRT, in `tensorrt`; created when first needed.
-    None: the user's cache folder, on
-    Linux `~/.cache/roundhouse`."""
+    None: the user's cache folder, on Linux `~/.cache/roundhouse`."""
     max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)

@@ -1,10 +1,12 @@
 """Graphs of a device: launches that are captured once, with the addresses of their tensors, and replayed as one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from frameworks.core.progress import phase, step
 
 _HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "masked_select"})
 _COPIES = frozenset({"_to_copy", "copy_"})
@@ -12,11 +14,15 @@ _SMALL_BUCKETS = (1, 2, 4)
 _BUCKET_STEP = 8
 
 
+Captured = tuple[Callable[[], object], torch.Tensor]
+"""A function that computes a run again with the same tensors, and the tensor of its results."""
+
+
 class Graphs(Protocol):
     """Captures what a device computes."""
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return a function that computes it again with the same tensors, and the tensor of its results.
+    def capture(self, compute: Callable[[], torch.Tensor]) -> Captured:
+        """Return the captured run.
 
         Runs it once before. Raises RuntimeError for what cannot be captured, as a wait for the device.
         """
@@ -36,7 +42,7 @@ class CudaGraphs:
         self._pool: Any = torch.cuda.graph_pool_handle()
         self.size_bytes = 0
 
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+    def capture(self, compute: Callable[[], torch.Tensor]) -> Captured:
         """As Graphs.capture."""
         with torch.cuda.device(self._device):
             current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -70,6 +76,27 @@ class OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _COPIES and len({each.device for each in (*args, result) if isinstance(each, torch.Tensor)}) > 1:
             raise RuntimeError("a step copies between host and device")
         return result
+
+
+def capture_buckets(
+    graphs: Graphs, buckets: Sequence[int], compute_of: Callable[[int], Callable[[], torch.Tensor]]
+) -> dict[int, Captured]:
+    """Return a captured graph for each bucket, ascending sizes of a run. Counts them as steps of the current work.
+
+    `compute_of`: makes the buffers of a bucket ready, and returns what computes its run. Raises RuntimeError where a
+    run cannot be captured.
+    """
+    phase("capturing graphs", len(buckets), "graphs")
+    captured: dict[int, Captured] = {}
+    with torch.inference_mode():
+        compute = compute_of(buckets[0])
+        with OnDevice():  # type: ignore[no-untyped-call]
+            compute()
+        # The largest first: the others fit its memory.
+        for bucket in reversed(buckets):
+            captured[bucket] = graphs.capture(compute_of(bucket))
+            step()
+    return captured
 
 
 def graphs_of(device: torch.device) -> Graphs | None:

@@ -17,8 +17,7 @@ import structlog
 import torch
 
 from frameworks.core.errors import RoundhouseError
-from frameworks.core.progress import phase, step
-from frameworks.pytorch.device.graphs import Graphs, OnDevice
+from frameworks.pytorch.device.graphs import Captured, Graphs, capture_buckets
 from frameworks.pytorch.device.queue import DeviceQueue, PinnedTable
 from frameworks.pytorch.device_errors import RUN_ERRORS
 from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, TokenRow, running
@@ -53,7 +52,9 @@ class PackedTexts:
     ) -> None:
         """`max_texts`: of a graph. `max_tokens`: of a text."""
         self.is_used = False
-        self._reason = f"none: texts are padded, as {layers.reason or 'they have no padding token'}"
+        self._reason = "none: each text runs alone, as the model has no padding token"
+        if layers.reason is not None:
+            self._reason = f"none: texts are padded, as {layers.reason}"
         self._layers = layers
         self._device = device
         self._queue = queue
@@ -64,7 +65,7 @@ class PackedTexts:
         self._is_tried = layers.reason is not None
         self._trial, self._lock = threading.Lock(), threading.Lock()
         self._tables: _GraphTables | None = None
-        self._captured: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
+        self._captured: dict[int, Captured] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -175,16 +176,8 @@ class PackedTexts:
         """Capture the graphs of all buckets; where a run cannot be captured, note the reason."""
         buckets = buckets_of(min(_MAX_GRAPH_TOKENS, self._max_texts * self._max_tokens))
         tables = _GraphTables(self._device, self._max_texts, self._max_tokens, buckets, self._queue)
-        phase("capturing graphs", len(buckets), "graphs")
-        captured = {}
         try:
-            with torch.inference_mode(), OnDevice():  # type: ignore[no-untyped-call]
-                self._layers.states(tables.row(buckets[0]))
-            # The largest first: the others fit its memory.
-            for bucket in reversed(buckets):
-                with torch.inference_mode():
-                    captured[bucket] = graphs.capture(partial(self._layers.states, tables.row(bucket)))
-                step()
+            captured = capture_buckets(graphs, buckets, lambda bucket: partial(self._layers.states, tables.row(bucket)))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             self._reason = f"none: {reason}"

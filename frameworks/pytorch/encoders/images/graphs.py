@@ -8,8 +8,7 @@ import numpy as np
 import structlog
 import torch
 
-from frameworks.core.progress import phase, step
-from frameworks.pytorch.device.graphs import Graphs, OnDevice, buckets_of
+from frameworks.pytorch.device.graphs import Captured, Graphs, buckets_of, capture_buckets
 from frameworks.pytorch.device.queue import DeviceQueue, PinnedTable
 from frameworks.types import Array
 
@@ -35,7 +34,7 @@ class ImageGraphs:
         self._is_tried = False
         self._lock = threading.Lock()
         self._pixels: PinnedTable | None = None
-        self._captured: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
+        self._captured: dict[int, Captured] = {}
 
     def __str__(self) -> str:
         """Which runs are graphs, or why none is, as ModelSpec.graphs."""
@@ -56,16 +55,10 @@ class ImageGraphs:
                 return
             self._is_tried = True
             pixels = PinnedTable((self._buckets[-1], *shape), torch.float32, self._device, self._queue)
-            phase("capturing graphs", len(self._buckets), "graphs")
-            captured = {}
             try:
-                with torch.inference_mode(), OnDevice():  # type: ignore[no-untyped-call]
-                    rows(pixels.device[:1])
-                # The largest first: the others fit its memory.
-                for bucket in reversed(self._buckets):
-                    with torch.inference_mode():
-                        captured[bucket] = self._graphs.capture(partial(rows, pixels.device[:bucket]))
-                    step()
+                captured = capture_buckets(
+                    self._graphs, self._buckets, lambda bucket: partial(rows, pixels.device[:bucket])
+                )
             except RuntimeError as error:
                 reason = str(error).partition("\n")[0]
                 self._reason = f"none: {reason}"

@@ -11,8 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from frameworks.core.progress import phase, step
-from frameworks.pytorch.device.graphs import Graphs, OnDevice, buckets_of
+from frameworks.pytorch.device.graphs import Captured, Graphs, buckets_of, capture_buckets
 from frameworks.pytorch.device.queue import DeviceQueue, PinnedTable
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
@@ -41,21 +40,16 @@ class GraphSteps:
         max_texts = len(sampled.ids)
         self._tables = _DecodeTables(sampled.ids.device, max_texts, max_blocks, queue)
         self._buckets = buckets_of(max_texts)
-        self._captured: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
+        self._captured: dict[int, Captured] = {}
 
     def capture(self) -> None:
         """Capture the graphs of all buckets. Raises RuntimeError where a step cannot be captured."""
-        phase("capturing graphs", len(self._buckets), "graphs")
-        self._tables.fill(1, [])
-        with torch.inference_mode(), OnDevice():  # type: ignore[no-untyped-call]
-            self._compute(self._tables.layout(1))
-        # The largest first: the others fit its memory.
-        for texts in reversed(self._buckets):
-            layout = self._tables.layout(texts)
+
+        def compute_of(texts: int) -> Callable[[], torch.Tensor]:
             self._tables.fill(texts, [])
-            with torch.inference_mode():
-                self._captured[texts] = self._graphs.capture(partial(self._compute, layout))
-            step()
+            return partial(self._compute, self._tables.layout(texts))
+
+        self._captured = capture_buckets(self._graphs, self._buckets, compute_of)
 
     def _compute(self, layout: StepLayout) -> torch.Tensor:
         assert layout.tables is not None

@@ -134,9 +134,14 @@ def test_texts_of_late_device_equal_those_of_cpu(coming: list[Arrival], random: 
     alone = hashing_model(9, 1, 40, None)
     expected = [texts_of(alone, [replace(each, at_step=0, leaves_after=None)])[0] for each in coming]
     model = model_of(LateQueue(random), graphs=SimulatedGraphs(CPU))
-    for number, ids in texts_of(model, coming).items():
+    for number, tokens in texts_of(model, coming).items():
         whole = expected[number]
-        assert ids == (whole if coming[number].leaves_after is None else whole[: len(ids)])
+        assert len(tokens) == len(whole) or coming[number].leaves_after is not None
+        for token, wanted in zip(tokens, whole, strict=False):
+            assert token[0] == wanted[0]
+            assert token[1] == (None if wanted[1] is None else pytest.approx(wanted[1], abs=1e-6))
+            assert [each[0] for each in token[2]] == [each[0] for each in wanted[2]]
+            assert [each[1] for each in token[2]] == pytest.approx([each[1] for each in wanted[2]], abs=1e-6)
 
 
 def test_next_step_is_given_before_last_is_read() -> None:
