@@ -10,12 +10,15 @@ from itertools import chain
 
 from frameworks.core.errors import DeadlineExceeded, InvalidInput
 from frameworks.core.text_lengths import TextLimit
+from frameworks.core.timings import Timings
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
+from frameworks.engine.conversation_images import ConversationImages, HeldImages, conversation_with_images
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads, size_of_prompt
+from frameworks.generation.media import PromptMedia
 from frameworks.generation.sequences import SequenceRequest, TokenMatcher
 from frameworks.generation.text.bad_words import TokenIds, bad_sequences
 from frameworks.generation.text.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
@@ -42,7 +45,7 @@ _sequence_ids = itertools.count(1)
 class _PreparedPrompts:
     """Token ids of each prompt, the compiled constraint, and the search for the stop strings. `is_opened`: the first
     prompt ends with `<think>`. `echoes`: the text of each prompt that is echoed. `bad_sequences`: the tokens of the bad
-    words.
+    words. `media`: the images of the only prompt.
     """
 
     prompts: list[tuple[int, ...]]
@@ -51,6 +54,7 @@ class _PreparedPrompts:
     is_opened: bool = False
     echoes: tuple[str, ...] = ()
     bad_sequences: tuple[TokenIds, ...] = ()
+    media: PromptMedia | None = None
 
 
 class GenerationService:
@@ -62,6 +66,7 @@ class GenerationService:
         self._dispatcher = dispatcher
         self._name = name
         self._threads = threads
+        self._images = ConversationImages(model, threads)
 
     async def begin(
         self,
@@ -75,13 +80,23 @@ class GenerationService:
         """Begin to generate text for a request that `check_request` accepted, see Engine.generate. `use`: of its
         adapter; it is released when the last sequence has ended; where this raises, by the caller.
         """
-        model, timings = self._model, run.timings
+        held = self._images.held()
+        try:
+            return await self._begin(run, request, times, left_s, in_pieces, _Ends(run, use, held))
+        except BaseException:
+            held.release()
+            raise
+
+    async def _begin(
+        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool, ends: "_Ends"
+    ) -> GenerationStream:
+        model, timings, use = self._model, run.timings, ends.use
         loop = asyncio.get_running_loop()
         begun_s = time.perf_counter()
         deadline_s = None if left_s is None else loop.time() + left_s
         try:
             async with asyncio.timeout_at(deadline_s):
-                prepared = await self._prepare(model, request)
+                prepared = await self._prepare(model, request, ends.images, timings)
         except TimeoutError:
             raise self._too_late() from None
         finally:
@@ -95,11 +110,7 @@ class GenerationService:
             await budget.start(sum(map(len, prepared.prompts)))
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
-            self._dispatcher.open(
-                sequences,
-                run.permit.begin_text,
-                partial(_release, run, use) if use is not None else run.permit.release_version,
-            ),
+            self._dispatcher.open(sequences, run.permit.begin_text, ends.release),
             sequences[0].sequence_id,
             _choice_texts(request, prepared, model),
             prepared.prompts,
@@ -121,15 +132,23 @@ class GenerationService:
             f'model "{self._name}" did not complete the text within timeout_ms; allow more time or ask for fewer tokens'
         )
 
-    async def _prepare(self, model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
+    async def _prepare(
+        self, model: StepModel, request: GenerateRequest, held: HeldImages, timings: Timings
+    ) -> _PreparedPrompts:
         """Tokenize short prompts at once, all others on threads. Raises InvalidInput, Overloaded."""
         tokenizer, prompts, constraint = model.tokenizer, request.prompts, request.constraint
         assert model.spec.generation is not None
         # The text needs a token too.
-        limit = tokenizer.limit(model.spec.generation.max_context_tokens - (request.stopping.max_tokens != 0))
+        max_tokens = model.spec.generation.max_context_tokens - (request.stopping.max_tokens != 0)
+        limit = tokenizer.limit(max_tokens)
         stops = request.stopping.strings
         suffix = request.prompt_options.suffix or ""
-        if len(suffix) * len(prompts) <= _MAX_SHORT_CHARACTERS and _are_short(prompts):
+        media: PromptMedia | None = None
+        with_images = conversation_with_images(request)
+        if with_images is not None:
+            prompt_ids, media = await self._images.prepare(with_images, limit, max_tokens, held, timings)
+            ids = [prompt_ids]
+        elif len(suffix) * len(prompts) <= _MAX_SHORT_CHARACTERS and _are_short(prompts):
             ids = _encode(tokenizer, request, limit, 0, len(prompts))
         else:
             _refuse_long(prompts, limit)
@@ -154,7 +173,7 @@ class GenerationService:
         bad: tuple[TokenIds, ...] = ()
         if words:
             bad = await self._threads.tokenizers.run(sum(map(len, words)), bad_sequences, words, tokenizer)
-        return _PreparedPrompts(ids, matcher, search, is_opened, echoes, bad)
+        return _PreparedPrompts(ids, matcher, search, is_opened, echoes, bad, media)
 
     async def _echoes(self, tokenizer: GenerationTokenizer, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
         """Return the text of each prompt: as it was sent, or of its token ids."""
@@ -168,10 +187,20 @@ class GenerationService:
         return await self._threads.tokenizers.run(sum(sizes), decoded)
 
 
-def _release(run: Run, use: AdapterUse) -> None:
-    """End the references of a generation whose sequences have ended."""
-    use.release()
-    run.permit.release_version()
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Whose references end with the sequences of a generation. `use`: of an adapter."""
+
+    run: Run
+    use: AdapterUse | None
+    images: HeldImages
+
+    def release(self) -> None:
+        """End the references of a generation whose sequences have ended."""
+        self.images.release()
+        if self.use is not None:
+            self.use.release()
+        self.run.permit.release_version()
 
 
 def _are_short(prompts: tuple[Prompt, ...]) -> bool:
@@ -247,6 +276,7 @@ def _sequences(
             adapter_id=adapter_id,
             bad_sequences=prepared.bad_sequences,
             forced_tokens=spec.forced_tokens if is_free else NOT_FORCED,
+            media=prepared.media,
         )
         sequences += [
             replace(

@@ -119,6 +119,10 @@ MAX_ROW_BYTES = 256 * 1024**2
 """The rows of about 440 images of 224 x 224 in float32: more batches than any device has in its queue."""
 
 
+MAX_CONVERSATION_BYTES = 512 * 1024**2
+"""The pixels of images in conversations, from before they are decoded until the texts have ended."""
+
+
 class ImageMemoryLimit:
     """Bytes that requests hold from the decoding of their images to their answer. Owned by the event loop.
 
@@ -254,12 +258,13 @@ CONSTRAINT_THREADS = 4
 
 class EngineThreads:
     """`tokenizers`: tokenize long texts, and compute responses of many numbers. `images`: decode and prepare images.
-    `constraints`: compile constraints.
+    `constraints`: compile constraints. `conversation_images`: bounds the images of conversations.
     """
 
     def __init__(self) -> None:
         self.tokenizers = TokenizerThreads()
         self.images = ImageThreads()
+        self.conversation_images = ImageMemoryLimit(MAX_CONVERSATION_BYTES)
         self.constraints = ThreadPoolExecutor(CONSTRAINT_THREADS, thread_name_prefix="constrain")
 
     def run_task(

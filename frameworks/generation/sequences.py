@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.generation.media import PromptMedia
 from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.types import NOT_FORCED, FinishReason, ForcedTokens, Sampling
 
@@ -45,7 +46,7 @@ class SequenceRequest:
     the computed tokens. `is_seeded`: the caller chose the seed, so that it has to give the same text each time.
     `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
     `adapter_id`: the number of an adapter; 0 for the base. `bad_sequences`: the tokens of `sampling.bad_words`.
-    `forced_tokens`: are not sampled; empty with a matcher.
+    `forced_tokens`: are not sampled; empty with a matcher. `media`: the images of the prompt; None for a text.
     """
 
     sequence_id: int
@@ -64,6 +65,7 @@ class SequenceRequest:
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     is_seeded: bool = True
     forced_tokens: ForcedTokens = NOT_FORCED
+    media: PromptMedia | None = None
 
     @property
     def cache_scope(self) -> str:

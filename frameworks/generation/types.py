@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
@@ -26,9 +27,19 @@ class MessageCall:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageImage:
+    """An image file within a message. `at`: the characters of the content before it. `field`: of the request."""
+
+    data: bytes
+    at: int
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation. `role`: as the model's chat template knows it (`system`, `user`, `assistant`,
     `tool`). `tool_call_id`, `name`: of the call whose result the content is. `reasoning`: what preceded the content.
+    `images`: in the order of the content.
     """
 
     role: str
@@ -37,6 +48,7 @@ class Message:
     tool_call_id: str = ""
     name: str = ""
     reasoning: str = ""
+    images: tuple[MessageImage, ...] = ()
 
 
 PromptEnding = Literal["response", "messages", "last_message"]
@@ -56,6 +68,11 @@ class Conversation:
     reasoning_effort: str | None = None
     variables: str = ""
     ending: PromptEnding = "response"
+
+    @property
+    def images(self) -> tuple[MessageImage, ...]:
+        """Return the images of all messages, in order."""
+        return tuple(chain.from_iterable(message.images for message in self.messages))
 
 
 Prompt = str | tuple[int, ...] | Conversation
@@ -176,6 +193,14 @@ NOT_FORCED = ForcedTokens()
 
 
 @dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """The bounds of the images of a conversation: their number, and the pixels of each."""
+
+    max_images: int
+    max_image_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """Context, end tokens and sampling of a generating model.
 
@@ -184,7 +209,8 @@ class GenerationSpec:
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
     runs with transformers' caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
     tokens of a text to fill in. `adapters`: those that requests may name. `template_variables`: those of the chat
-    template that requests may set. `forced_tokens`: of each text without a constraint.
+    template that requests may set. `forced_tokens`: of each text without a constraint. `vision`: None: it reads no
+    images.
     """
 
     max_context_tokens: int
@@ -199,6 +225,7 @@ class GenerationSpec:
     adapters: tuple[AdapterSpec, ...] = ()
     template_variables: frozenset[str] = frozenset()
     forced_tokens: ForcedTokens = NOT_FORCED
+    vision: VisionSpec | None = None
 
 
 class TokenText(NamedTuple):

@@ -26,10 +26,12 @@ from transformers import (
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
 from frameworks.core.files import read_json
+from frameworks.generation.image_text_models import SERVED
 from frameworks.pytorch import kernels
 from frameworks.pytorch.cpu_layers.packed import packs_linear
 from frameworks.pytorch.lean_imports import import_shape_kernels, skip_initialization_without_memory
 from frameworks.pytorch.weights import read_weight_files
+from frameworks.tasks.architectures import architecture_of
 
 skip_initialization_without_memory()
 transformers.logging.set_verbosity_error()
@@ -104,7 +106,10 @@ def load_causal_model(folder: Path, dtype: str, device: Device, enable_memory_ma
     `trust_remote_code` is never set. Raises OutOfMemory, and InvalidModel if transformers cannot build the model, or if
     weights are missing, which transformers would fill at random.
     """
-    model, missing = _loaded(AutoModelForCausalLM, folder, dtype, device, enable_memory_mapping)
+    architecture = architecture_of(folder)
+    # AutoModelForCausalLM knows few of those that see, and not their vision.
+    auto = getattr(transformers, architecture) if architecture in SERVED else AutoModelForCausalLM
+    model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping)
     _check_nothing_missing(folder, model, missing)
     return model
 

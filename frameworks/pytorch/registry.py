@@ -48,7 +48,7 @@ _GENERATES_OTHERWISE = "ForConditionalGeneration"
 
 _KEYS_OF_GENERATORS = (
     "kv_cache_bytes", "max_num_batched_tokens", "speculation", "draft_model", "num_speculative_tokens",
-    "adapters", "tensor_parallel",
+    "adapters", "tensor_parallel", "vision", "max_images", "max_image_pixels",
 )  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def _check_kind(files: ModelFiles) -> None:
     folder, config, model_type = files.folder, files.config, files.entry.model_type
     if not config.model_type:
         raise InvalidModel(f"{folder / 'config.json'}: model_type: expected the name of an architecture, got none")
-    if config.is_encoder_decoder or config.architecture.endswith(_GENERATES_OTHERWISE):
+    if config.is_encoder_decoder or (config.architecture.endswith(_GENERATES_OTHERWISE) and not config.generates):
         raise InvalidModel(
             f"{folder}: expected an encoder (embed, classify) or a causal language model (generate), "
             f"got {config.architecture or config.model_type}"

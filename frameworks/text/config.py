@@ -12,6 +12,7 @@ from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.generation.image_text_models import SERVED as IMAGE_TEXT_MODELS
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.sentence_modules.modules import Module, read_modules
@@ -117,7 +118,8 @@ class TextConfig:
     @property
     def generates(self) -> bool:
         """Whether the model generates text. A language model with a module for its output embeds, or scores pairs."""
-        return self.architecture.endswith(GENERATES) and self.pooling is None and self.answers is None
+        generates = self.architecture.endswith(GENERATES) or self.architecture in IMAGE_TEXT_MODELS
+        return generates and self.pooling is None and self.answers is None
 
     def with_answers(self, answers: Answers) -> "TextConfig":
         """Return the configuration of a language model that scores pairs by these answers."""

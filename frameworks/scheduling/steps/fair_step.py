@@ -118,7 +118,7 @@ class FairStep:
             if not sequence.blocks:
                 continue  # it was preempted in this step
             if sequence.num_uncomputed_tokens > 1:
-                if self._budget > 0 and self._plan.can_score(sequence):
+                if self._budget > 0 and self._plan.accepts(sequence):
                     return self._plan_prompt(sequence)
             elif self._has_block_for_next(tenant, sequence):
                 self._plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
@@ -132,7 +132,7 @@ class FairStep:
             sequence = tenant.queue.waiting.take()
             if sequence is None:
                 return None
-            if sequence.is_unread or not self._plan.can_score(sequence):
+            if sequence.is_unread or not self._plan.accepts(sequence):
                 tenant.deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)

@@ -26,7 +26,7 @@ class RunningSequences:
 
         Tokens that have to be scored are computed again: the cache holds no logits.
         """
-        found = self.pool.match(sequence.token_ids, sequence.chain.scope)
+        found = self.pool.match(sequence.content_ids, sequence.chain.scope)
         if sequence.num_scored < sequence.num_to_score:
             return PrefixMatch(found.blocks[: sequence.num_scored // self.pool.block_tokens], is_pending=False)
         return found
@@ -55,7 +55,7 @@ class RunningSequences:
         self.copies += [Copy(*pair) for pair in zip(cached, sequence.blocks, strict=False)]
         sequence.num_computed_tokens = len(cached) * self.pool.block_tokens
         self.cache_full_blocks(sequence)
-        self.pool.mark_pending(sequence.chain, sequence.token_ids)
+        self.pool.mark_pending(sequence.chain, sequence.content_ids)
         if not sequence.has_begun:
             sequence.has_begun = True
             plan.begun.append((sequence.sequence_id, sequence.num_computed_tokens))
@@ -106,7 +106,7 @@ class RunningSequences:
     def cache_full_blocks(self, sequence: Sequence) -> None:
         """Make the blocks matchable that the sequence has filled."""
         computed = sequence.num_computed_tokens
-        self.pool.cache_full_blocks(sequence.chain, sequence.token_ids, computed, sequence.blocks)
+        self.pool.cache_full_blocks(sequence.chain, sequence.content_ids, computed, sequence.blocks)
 
     def num_needed(self, sequence: Sequence) -> int:
         """Return the number of blocks that its state and all of its tokens take."""

@@ -146,7 +146,7 @@ class StepScheduler:
                 self._running.cache_full_blocks(sequence)
             if not part.completes:
                 self.pool.unmark_pending(sequence.chain)
-                self.pool.mark_pending(sequence.chain, sequence.token_ids)
+                self.pool.mark_pending(sequence.chain, sequence.content_ids)
 
     def clear_cache(self) -> None:
         """Drop all cached content: after a failed step it is unknown what the blocks hold."""
@@ -204,6 +204,8 @@ class StepScheduler:
                 cached_tokens = len(self._running.match(sequence).blocks) * self.pool.block_tokens
         if sequence is None or sequence.is_unread or sequence.num_scored < sequence.num_to_score:
             return 0
+        if sequence.request.media is not None:
+            return 0  # its images take longer than their tokens
         return sequence.num_uncomputed_tokens - cached_tokens
 
     def _plan_prompts(self, plan: StepPlan, queue: TenantQueue, budget: int, num_decodes: int) -> None:
@@ -211,7 +213,7 @@ class StepScheduler:
         most = budget
         num_parts = len(plan.parts)
         for sequence in self.running:
-            if sequence.num_uncomputed_tokens > 1 and budget > 0 and plan.can_score(sequence):
+            if sequence.num_uncomputed_tokens > 1 and budget > 0 and plan.accepts(sequence):
                 budget -= plan.add_part(sequence, budget)
         if budget > 0:
             budget = self._schedule_waiting(plan, queue, budget)
@@ -248,7 +250,7 @@ class StepScheduler:
             sequence = queue.waiting.take()
             if sequence is None:
                 break
-            if sequence.is_unread or not plan.can_score(sequence):
+            if sequence.is_unread or not plan.accepts(sequence):
                 deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)

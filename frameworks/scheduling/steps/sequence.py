@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frameworks.core.fairness import TenantShare
+from frameworks.generation.media import PromptMedia
 from frameworks.generation.sequences import NO_TOKEN, SequenceRequest
 from frameworks.scheduling.steps.blocks import Chain, Copy
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
@@ -66,6 +67,18 @@ class Sequence:
         """Whether the host has not read its last token. Such a sequence cannot start, as its blocks have no key yet."""
         return self.unread_row >= 0
 
+    @property
+    def rope_offset(self) -> int:
+        """The position of a token after the prompt, less its index: images may take fewer positions than tokens."""
+        media = self.request.media
+        return 0 if media is None else media.offset
+
+    @property
+    def content_ids(self) -> list[int]:
+        """What identifies its cached blocks: the tokens, those of images as their hashes."""
+        media = self.request.media
+        return self.token_ids if media is None else media.content_ids(self.token_ids)
+
     def expect(self, row: int) -> bool:
         """Continue with this row of the sampled tokens. Return False, and add none, where it is the last by length."""
         self.unread_row = row
@@ -124,7 +137,8 @@ class StepPlan:
 
     `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
     `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.
-    `scorable`: number of tokens that may yet be scored; `is_scored`: some are.
+    `scorable`: number of tokens that may yet be scored; `is_scored`: some are. `images`: groups of images that may
+    yet be begun.
     """
 
     copies: list[Copy] = field(default_factory=list)
@@ -134,20 +148,31 @@ class StepPlan:
     splits_prompts: bool = True
     scorable: int = MIN_PROMPT_TOKENS
     is_scored: bool = False
+    images: int = 1
 
-    def can_score(self, sequence: Sequence) -> bool:
-        """Return False for a prompt that has to be scored if no further tokens may be scored in this step."""
+    def accepts(self, sequence: Sequence) -> bool:
+        """Return False for a prompt that has to be scored, or whose next token begins an image, if no further ones may
+        be in this step.
+        """
+        media = sequence.request.media
+        if media is not None and self.images <= 0 and (media.is_whole or not sequence.blocks):
+            return False
+        start = sequence.num_computed_tokens
+        if media is not None and self.images <= 0 and media.begins_group(start, start + 1):
+            return False
         return self.scorable > 0 or sequence.num_scored == sequence.num_to_score
 
     def add_part(self, sequence: Sequence, budget: int) -> int:
         """Add a part of at most `budget` tokens, or of the whole prompt; return their number.
 
-        The sequence is one that `can_score` accepts.
+        The sequence is one that `accepts` returned True for. An image that is not divided may exceed the budget.
         """
         count = sequence.num_uncomputed_tokens
         if self.splits_prompts:
             most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
             count = min(count, budget, most)
+        if sequence.request.media is not None:
+            count = self._with_images(sequence, sequence.request.media, count)
         is_scored = sequence.num_scored < sequence.num_to_score
         if is_scored:
             count = min(count, self.scorable)
@@ -155,3 +180,10 @@ class StepPlan:
             self.is_scored = True
         self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count, is_scored))
         return count
+
+    def _with_images(self, sequence: Sequence, media: PromptMedia, count: int) -> int:
+        """Return the tokens of a part with images, and count the group that it begins."""
+        start = sequence.num_computed_tokens
+        end = media.end_of_part(start, start + count, begins_group=self.images > 0)
+        self.images -= media.begins_group(start, end)
+        return min(end, len(sequence.token_ids)) - start

@@ -16,6 +16,7 @@ from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import KeyValueCache
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder, LlamaLayer, RootMeanSquareNorm
+from frameworks.pytorch.generation.vision.step_images import StepImages
 from frameworks.scheduling.steps.sequence import Sequence as TextInProgress
 from frameworks.scheduling.steps.sequence import StepPart
 
@@ -116,8 +117,10 @@ class CompiledStep:
         """Return that it computes every step."""
         return True
 
-    def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
+    def logits(self, parts: Sequence[StepPart], images: StepImages | None = None) -> torch.Tensor:
         """Compute parts of a step with their adapters; return logits, float32 [sum of num_logits, vocabulary].
+
+        `images`: those of the step, if they are not read by layers.
 
         The tensor is valid until the next step. Raises IndexError for a token that is not in the vocabulary.
         """
@@ -137,15 +140,19 @@ class CompiledStep:
         if count > len(self._logits):
             self._logits = torch.empty(count, self._vocabulary)
         pieces = [rows] if num_rows <= self.max_rows else _pieces(rows, num_rows, self.max_rows)
-        done = 0
+        done = first = 0
         for piece in pieces:
-            done += self._compute(piece, done)
+            of_piece = None
+            if images is not None:
+                start, first = first, first + sum([len(each.token_ids) for each in piece])
+                of_piece = images.piece(start, first)
+            done += self._compute(piece, done, of_piece)
         return self._logits[:count]
 
-    def _compute(self, piece: "Sequence[_Rows]", done: int) -> int:
+    def _compute(self, piece: "Sequence[_Rows]", done: int, images: StepImages | None) -> int:
         """Compute a piece of a step, and return the number of its logits. `done`: logits before them."""
         threads = torch.get_num_threads()
-        indices, cosines, sines = self._set_rows(piece, threads)
+        indices, cosines, sines = self._set_rows(piece, threads, images)
         if len(self._scratch) < threads * self._scratch_bytes:
             self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
         step, arguments = self._step, self._region.arguments
@@ -176,7 +183,9 @@ class CompiledStep:
         num_rows = [len(rows.token_ids) for rows in piece]
         return self.adapters.prepare(adapter_ids, num_rows, [rows.num_logits for rows in piece])
 
-    def _set_rows(self, piece: "Sequence[_Rows]", threads: int) -> tuple[Any, Any, Any]:
+    def _set_rows(
+        self, piece: "Sequence[_Rows]", threads: int, images: StepImages | None
+    ) -> tuple[Any, Any, Any]:
         """Set the arguments that describe the rows. Return the arrays whose addresses they have: indices int64, and
         cosines and sines float32 [rows, head size / 2].
         """
@@ -192,11 +201,17 @@ class CompiledStep:
             first_blocks += [len(blocks)] * num_rows
             blocks += rows.sequence.blocks
             logit_rows += range(len(token_ids) - rows.num_logits, len(token_ids))
-        if self._embedding is None:
+        embedding = self._embedding
+        if images is not None and images.vectors is not None:
+            embedding = None
+            states = images.replace_in(self._decoder.embed(torch.tensor(token_ids)).float())
+            self._write_states(states.numpy())
+        elif embedding is None:
             self._write_states(self._decoder.embed(torch.tensor(token_ids)).float().numpy())
         heads = self._heads_at_once(len(piece), threads)
         tiles, last_tiles = self._tiles(piece, heads)
         step, arguments = self._step, self._region.arguments
+        arguments[step.EMBEDDING] = 0 if embedding is None else embedding.data_ptr()
         arguments[step.ROWS], arguments[step.LOGITS] = len(token_ids), len(logit_rows)
         arguments[step.BLOCK_BYTES] = self._block_bytes(len(token_ids))
         arguments[step.TILE_HEADS] = heads
@@ -208,7 +223,8 @@ class CompiledStep:
         for name, each in zip((*names, step.TILES, step.LAST_TILES, step.BLOCKS), lists, strict=True):
             arguments[name] = address
             address += 8 * len(each)
-        return indices, *self._decoder.angles(np.array(positions, dtype=np.float32))
+        rope: Any = positions if images is None or images.positions is None else images.positions
+        return indices, *self._decoder.angles(np.asarray(rope, dtype=np.float32))
 
     def _gemms_that_write_blocks(self, linears: Sequence[Any], head_size: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """Return which GEMMs write blocks: those of states and heads, if all of them can, or none."""
@@ -316,7 +332,6 @@ class CompiledStep:
         arguments[step.TABLE] = self._table.ctypes.data
         arguments[step.GEMMS] = self._gemms.ctypes.data
         arguments[step.CONSTANTS] = self._constants.ctypes.data
-        arguments[step.EMBEDDING] = 0 if self._embedding is None else self._embedding.data_ptr()
         arguments[step.EMBEDDING_DTYPE] = 0 if self._embedding is None else _DTYPE_CODES[self._embedding.dtype]
         arguments[step.CACHE_DTYPE] = self._cache_dtype
         arguments[step.FINAL_NORM] = self._final_norm

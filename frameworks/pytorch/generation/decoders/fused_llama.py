@@ -79,23 +79,27 @@ class FusedLlamaDecoder(LlamaDecoder):
         attention = self._attention.device
         assert attention is not None
         norm, epsilon = attention.kernels.norm, self.layers[0].epsilon
-        residual = self.embed(layout.token_ids)
-        rotation = self._halves(layout.positions)
+        residual, images = self.embed(layout.token_ids), layout.images
+        if images is not None:
+            residual = images.replace_in(residual)
+        rotation = self._halves(layout)
         states = norm(residual, self.layers[0].input_norm.weight, epsilon)
         final = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, FusedLlamaLayer)
             wanted = layout.selected_rows if index == final else None
             states, residual = layer.compute(states, residual, rotation, attention, layout, wanted)
+            if images is not None and index != final:
+                residual = images.add_deep(index, residual)
             if not len(states):
                 return states.new_empty(0, self.embed.num_embeddings)
             following = self.final_norm if index == final else self.layers[index + 1].input_norm
             states = norm(states, following.weight, epsilon, residual)
         return self.head(states)[: layout.num_logits]
 
-    def _halves(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _halves(self, layout: StepLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines, float32 [tokens, head size / 2] each."""
-        angles = positions[:, None] * self._frequencies[len(self._frequencies) // 2 :]
+        angles = self._angles(layout, self._frequencies[len(self._frequencies) // 2 :])
         cosine, sine = angles.cos(), angles.sin()
         if self._rope_scale != 1:
             cosine, sine = cosine * self._rope_scale, sine * self._rope_scale

@@ -18,6 +18,7 @@ from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
 from frameworks.pytorch.generation.decoders.step_tables import StepTables
+from frameworks.pytorch.generation.vision.step_images import StepImages
 from frameworks.scheduling.steps.sequence import StepPart
 
 # Token ids, positions, blocks, offsets, lengths and sources, a row each; the block table follows.
@@ -75,8 +76,11 @@ class GraphSteps:
                 return False
         return True
 
-    def logits(self, parts: Sequence[StepPart]) -> torch.Tensor:
-        """Compute a step of decodes; return logits [parts, vocabulary], valid until the next step."""
+    def logits(self, parts: Sequence[StepPart], images: StepImages | None = None) -> torch.Tensor:
+        """Compute a step of decodes; return logits [parts, vocabulary], valid until the next step.
+
+        `images`: of decodes, which have no vectors; the table has their positions.
+        """
         texts = next(each for each in self._buckets if each >= len(parts))
         self._tables.fill(texts, parts)
         replay, result = self._captured[texts]
@@ -135,7 +139,8 @@ class _DecodeTables:
         if parts:
             own = rows[:, : len(parts)]
             own[0] = [part.token_ids[0] for part in parts]
-            own[1], own[3], own[4] = starts, starts % BLOCK_TOKENS, starts + 1
+            own[1] = [part.start + part.sequence.rope_offset for part in parts]
+            own[3], own[4] = starts % BLOCK_TOKENS, starts + 1
             own[2] = [part.sequence.blocks[part.start // BLOCK_TOKENS] for part in parts]
             own[5] = [part.sequence.unread_row for part in parts]
         ends = starts // BLOCK_TOKENS + 1

@@ -6,6 +6,7 @@ Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a sliding window), Qwen
 normalised by head), Zhang and Sennrich 2019 (root mean square norm).
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,6 +23,8 @@ from frameworks.pytorch.generation.weights.packed.modules import joined_linear_o
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 _JOINED = ("q_proj", "k_proj", "v_proj")
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# Their RoPE has three sections, which are equal without images.
+_VISION_TYPES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 # Rotary embeddings whose frequencies do not depend on the lengths of the batch's sequences.
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -34,10 +37,27 @@ def is_llama(model: torch.nn.Module) -> bool:
 def is_llama_config(config: Any) -> bool:
     """As `is_llama`, of the config of a model."""
     return bool(
-        config.model_type in MODEL_TYPES
+        config.model_type in (*MODEL_TYPES, *_VISION_TYPES)
         and config.hidden_act == "silu"
         and (config.rope_parameters or {}).get("rope_type", "default") in _FIXED_ROPE_TYPES
     )
+
+
+def rope_sections(parameters: Mapping[str, Any], frequencies: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Return the section of positions that each frequency of a head reads, int64 [head size / 2].
+
+    `parameters`: of RoPE, by config.json. Qwen2-VL has the frequencies of a section together, Qwen3-VL interleaves
+    them. Without sections all read the first one.
+    """
+    lengths = parameters.get("mrope_section")
+    if not lengths:
+        return np.zeros(frequencies, dtype=np.int64)
+    if not parameters.get("mrope_interleaved"):
+        return np.repeat(np.arange(len(lengths)), lengths)
+    sections = np.zeros(frequencies, dtype=np.int64)
+    for section in range(1, len(lengths)):
+        sections[section : len(lengths) * lengths[section] : len(lengths)] = section
+    return sections
 
 
 class RootMeanSquareNorm:
@@ -70,7 +90,9 @@ class LlamaDecoder:
     layers: "list[LlamaLayer]"
 
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
-        """`model`: a LlamaForCausalLM or similar, on its device and in its dtype; unusable afterwards."""
+        """`model`: a LlamaForCausalLM or similar, or a LanguagePart, on its device and in its dtype; unusable
+        afterwards.
+        """
         body = model.model
         config = model.config
         self._attention = attention
@@ -81,6 +103,7 @@ class LlamaDecoder:
         # The sine has the sign of the half of a head that it is for; the cosine is even.
         self._frequencies = torch.cat((-frequencies, frequencies))
         self._rope_scale = float(body.rotary_emb.attention_scaling)
+        self._sections = rope_sections(config.rope_parameters or {}, len(frequencies))
         epsilon = float(config.rms_norm_eps)
         self.final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
         # A head with the weights of the embedding is packed beside it: the two are read in different orders.
@@ -90,7 +113,8 @@ class LlamaDecoder:
         for index, layer in enumerate(body.layers):
             own = self._make_layer(layer, index, attention, epsilon, make_linear)
             self.layers.append(own)
-            self.adaptable_layers += own.adaptable_layers(layer, f"model.layers.{index}", index == len(body.layers) - 1)
+            name = f"{getattr(model, 'name', 'model')}.layers.{index}"
+            self.adaptable_layers += own.adaptable_layers(layer, name, index == len(body.layers) - 1)
             body.layers[index] = torch.nn.Identity()
         self.linear_attributes = [LinearAttribute(each.owner, each.attribute) for each in self.adaptable_layers]
         self.linear_attributes.append(LinearAttribute(self, "head"))
@@ -102,19 +126,26 @@ class LlamaDecoder:
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
-        states = self.embed(layout.token_ids)
-        cosine, sine = self._rotation(layout.positions, states.dtype)
+        states, images = self.embed(layout.token_ids), layout.images
+        if images is not None:
+            states = images.replace_in(states)
+        cosine, sine = self._rotation(self._angles(layout, self._frequencies), states.dtype)
         *layers, last_layer = self.layers
-        for layer in layers:
+        for index, layer in enumerate(layers):
             states = layer(states, cosine, sine)
+            if images is not None:
+                states = images.add_deep(index, states)
         states = last_layer(states, cosine, sine, layout.selected_rows)
         if not layout.num_logits:
             return states.new_empty(0, self.embed.num_embeddings)
         return self.head(self.final_norm(states))[: layout.num_logits]
 
     def angles(self, positions: Floats) -> tuple[Floats, Floats]:
-        """Return cosines and sines of these positions: [tokens, head size / 2] each."""
-        angles = positions[:, None] * self._host_frequencies
+        """Return cosines and sines of these positions, [tokens] or [sections, tokens]: [tokens, head size / 2] each."""
+        if positions.ndim == 1:
+            angles = positions[:, None] * self._host_frequencies
+        else:
+            angles = np.ascontiguousarray(positions[self._sections].T) * self._host_frequencies
         scale = np.float32(self._rope_scale)
         return np.cos(angles) * scale, np.sin(angles) * scale
 
@@ -123,9 +154,16 @@ class LlamaDecoder:
         frequencies: Floats = self._frequencies[len(self._frequencies) // 2 :].cpu().numpy()
         return frequencies
 
-    def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _angles(self, layout: StepLayout, frequencies: torch.Tensor) -> torch.Tensor:
+        """Return the angle of each frequency, float32 [tokens, frequencies]. `frequencies`: of a head, or of its half."""
+        if layout.rope_positions is None:
+            return layout.positions[:, None] * frequencies
+        sections = torch.from_numpy(np.resize(self._sections, len(frequencies))).to(frequencies.device)
+        return layout.rope_positions.index_select(0, sections).t() * frequencies
+
+    def _rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines, and sines with the sign of their half: [tokens, 1, head size] each."""
-        angles = positions[:, None, None] * self._frequencies
+        angles = angles[:, None]
         cosine, sine = angles.cos(), angles.sin()
         if self._rope_scale != 1:
             cosine, sine = cosine * self._rope_scale, sine * self._rope_scale

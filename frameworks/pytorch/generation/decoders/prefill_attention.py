@@ -26,7 +26,7 @@ def are_blocks_faster(part: PrefillPart, query: torch.Tensor, window: int | None
     `query`: [tokens, query heads, head size], float32 or bfloat16 where it may be.
     """
     length = part.start + part.num_tokens
-    if query.device.type != "cpu" or part.num_tokens < _MIN_TOKENS or length < _MIN_LENGTH:
+    if query.device.type != "cpu" or part.spans or part.num_tokens < _MIN_TOKENS or length < _MIN_LENGTH:
         return False
     if query.dtype == torch.bfloat16:
         return kernels.multiplies_bf16()

@@ -10,6 +10,8 @@ from frameworks.pytorch.generation.decoders.decoder import Decoder
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
+from frameworks.pytorch.generation.vision.step_images import StepImages, images_of
+from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.scheduling.steps.sequence import StepPart, StepPlan
 
 
@@ -33,8 +35,11 @@ class StepComputer(Protocol):
         """Return whether it computes this step."""
         ...
 
-    def logits(self, parts: list[StepPart]) -> torch.Tensor:
-        """As PagedRunner.compute, for a step that it computes. The tensor is valid until the next step."""
+    def logits(self, parts: list[StepPart], images: StepImages | None = None) -> torch.Tensor:
+        """As PagedRunner.compute, for a step that it computes. The tensor is valid until the next step.
+
+        `images`: those of the step.
+        """
         ...
 
 
@@ -52,6 +57,8 @@ class PagedRunner:
         sampled: SampledIds | None = None,
     ) -> None:
         """`step`: computes steps of the decoder, where it can. `queue`, `sampled`: of a device with kernels."""
+        self.tower: VisionTower | None = None
+        """Makes vectors of images; None: no sequence has any."""
         self.decoder = decoder
         self.cache = cache
         self.step = step
@@ -78,14 +85,18 @@ class PagedRunner:
         """Compute the parts of a plan; return logits [sum of num_logits, vocabulary]."""
         step = self.step  # another thread sets it when its code has been compiled
         with current(self.cache.device):
-            if step is None or not step.computes(parts):
-                return self.compute_by_layers(parts)
-            return step.logits(parts)
+            images = None if self.tower is None else images_of(parts, self.tower)
+            if step is None or not step.computes(parts) or (images is not None and images.need_layers):
+                return self._by_layers(parts, images)
+            return step.logits(parts, images)
 
     def compute_by_layers(self, parts: list[StepPart]) -> torch.Tensor:
         """As `compute`, by the decoder's own layers: logits [sum of num_logits, vocabulary]."""
+        return self._by_layers(parts, None if self.tower is None else images_of(parts, self.tower))
+
+    def _by_layers(self, parts: list[StepPart], images: StepImages | None) -> torch.Tensor:
         self._catch_up()
-        layout = self.layouts.make(parts)
+        layout = self.layouts.make(parts, images)
         with self._adapters.in_step(parts, layout):
             return self.decoder.logits(layout)
 

@@ -18,6 +18,7 @@ from frameworks.pytorch.generation.decoders.kv_cache import (
 )
 from frameworks.pytorch.generation.decoders.sampled_ids import SampledIds
 from frameworks.pytorch.generation.decoders.step_tables import StepTables, logit_rows_of, make_tables, rows_of
+from frameworks.pytorch.generation.vision.step_images import StepImages
 from frameworks.pytorch.generation.weights.linear import padded_rows
 from frameworks.scheduling.steps.sequence import StepPart
 
@@ -63,10 +64,18 @@ class PrefillPart:
     """`num_tokens` tokens of one prompt in a step.
 
     `first`: index of the first of them among the step's tokens. `start`: number of tokens before them in the sequence.
-    `blocks`: int64, the blocks of all of them.
+    `blocks`: int64, the blocks of all of them. `spans`: tokens of the sequence that see each other, as (first, end).
     """
 
-    def __init__(self, first: int, num_tokens: int, start: int, blocks: torch.Tensor) -> None:
+    def __init__(
+        self,
+        first: int,
+        num_tokens: int,
+        start: int,
+        blocks: torch.Tensor,
+        spans: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.spans = spans
         self.first = first
         self.num_tokens = num_tokens
         self.start = start
@@ -77,13 +86,12 @@ class PrefillPart:
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the addends of the scores, [num_tokens, start + num_tokens], or None for plain causal attention."""
         length = self.start + self.num_tokens
-        if self.start == 0 and (window is None or window >= length):
+        if self.start == 0 and not self.spans and (window is None or window >= length):
             return None
         mask = self._masks.get(window)
         if mask is None:
-            mask = self._masks[window] = causal_mask(
-                self.start, self.num_tokens, length, window, dtype, self.blocks.device
-            )
+            mask = causal_mask(self.start, self.num_tokens, length, window, dtype, self.blocks.device)
+            mask = self._masks[window] = self._with_spans(mask, window)
         return mask
 
     def padded_mask(self, window: int | None, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
@@ -94,8 +102,19 @@ class PrefillPart:
         mask = self._padded_masks.get(window)
         if mask is None:
             length = len(self.blocks) * BLOCK_TOKENS
-            mask = causal_mask(self.start, rows, length, window, dtype, self.blocks.device).repeat(times, 1)
-            self._padded_masks[window] = mask
+            mask = causal_mask(self.start, rows, length, window, dtype, self.blocks.device)
+            mask = self._padded_masks[window] = self._with_spans(mask, window).repeat(times, 1)
+        return mask
+
+    def _with_spans(self, mask: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Return the addends of the scores, 0 also for later tokens of the same span: [tokens, all tokens].
+
+        The window bounds the earlier ones only, as in Gemma 3.
+        """
+        for first, end in self.spans:
+            own = mask[max(0, first - self.start) : max(0, end - self.start), first:end]
+            is_later = torch.ones_like(own, dtype=torch.bool).triu_(max(0, self.start - first))
+            own.masked_fill_(is_later, 0)
         return mask
 
 
@@ -105,7 +124,8 @@ class StepLayout:
 
     `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: where the tokens' keys and values are
     written. `logit_rows`: int64, the `num_logits` tokens whose logits are sampled or scored, padded too. `tables`: what
-    the device's kernels read, instead of all that follows; the numbers before are then int32.
+    the device's kernels read, instead of all that follows; the numbers before are then int32. `images`: those of the
+    step; None without any. `rope_positions`: int64 [sections, rows], where they are not `positions`.
     """
 
     token_ids: torch.Tensor
@@ -119,6 +139,8 @@ class StepLayout:
     prefills: list[PrefillPart] = field(default_factory=list)
     make_decode_rows: Callable[[int | None], DecodeRows] | None = None
     decode_rows_by_window: dict[int | None, DecodeRows] = field(default_factory=dict)
+    images: StepImages | None = None
+    rope_positions: torch.Tensor | None = None
 
     @property
     def selected_rows(self) -> torch.Tensor | None:
@@ -154,10 +176,17 @@ class LayoutMaker:
         self._queries_per_head = queries_per_head
         self._device = device
 
-    def make(self, parts: list[StepPart]) -> StepLayout:
-        """Return the layout of a step. `parts`: decodes first."""
-        if self.makes_tables:
-            return self._with_tables(parts)
+    def make(self, parts: list[StepPart], images: StepImages | None = None) -> StepLayout:
+        """Return the layout of a step. `parts`: decodes first. `images`: those of the step."""
+        layout = self._with_tables(parts) if self.makes_tables else self._with_rows(parts)
+        if images is not None:
+            layout.images = images
+            if images.positions is not None:
+                padding = len(layout.token_ids) - images.positions.shape[1]
+                layout.rope_positions = self._on_device(np.pad(images.positions, ((0, 0), (0, padding))))
+        return layout
+
+    def _with_rows(self, parts: list[StepPart]) -> StepLayout:
         num_decodes = sum(part.num_tokens == 1 for part in parts)
         token_ids, positions, blocks = rows_of(parts)
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
@@ -178,6 +207,7 @@ class LayoutMaker:
                     self._on_device(
                         np.asarray(part.sequence.blocks[: -(-(part.start + part.num_tokens) // BLOCK_TOKENS)])
                     ),
+                    spans_of(part),
                 )
                 for end, part in zip(ends[num_decodes:], parts[num_decodes:], strict=True)
             ],
@@ -286,6 +316,14 @@ class LayoutMaker:
 
     def _on_device(self, array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def spans_of(part: StepPart) -> tuple[tuple[int, int], ...]:
+    """Return the tokens that see each other, as (first, end), of the images that the part computes."""
+    media = part.sequence.request.media
+    if media is None:
+        return ()
+    return tuple(each for each in media.blocks if each[1] > part.start and each[0] < part.start + part.num_tokens)
 
 
 class _VisibleBlocks(NamedTuple):

@@ -5,6 +5,7 @@ transformers' own continuous batching uses the same interface (`generation/conti
 """
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from frameworks.core.progress import step
 from frameworks.pytorch.generation.decoders.attention import BlockAttention
 from frameworks.pytorch.generation.decoders.decoder import AdaptableLayer, LinearAttribute
 from frameworks.pytorch.generation.decoders.step_layout import StepLayout
+from frameworks.pytorch.generation.vision.language import LanguagePart
+from frameworks.pytorch.generation.vision.step_images import StepImages
 from frameworks.pytorch.generation.weights.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.weights.packed.modules import PackedModule, linear_of
 
@@ -33,8 +36,13 @@ class TransformersDecoder:
     """A Decoder."""
 
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
-        """`model`: an AutoModelForCausalLM, on its device and in its dtype; its weights stay in use."""
+        """`model`: an AutoModelForCausalLM or a LanguagePart, on its device and in its dtype; its weights stay in use."""
         self._model = model
+        self._embed = model.get_input_embeddings()
+        self._images: StepImages | None = None
+        if isinstance(model, LanguagePart):
+            for index, layer in enumerate(getattr(model.model, "layers", ())):
+                layer.register_forward_hook(partial(self._add_deep, index))
         self._attention = attention
         for module in model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
@@ -51,14 +59,26 @@ class TransformersDecoder:
         # At least one row: no model's tests cover a batch of zero rows.
         last = layout.logit_rows if layout.num_logits else layout.positions.new_zeros(1)
         options: dict[str, Any] = {"logits_to_keep": last} if self._selects_logits else {}
-        output = self._model(
-            input_ids=layout.token_ids.long()[None],
-            position_ids=layout.positions.long()[None],
-            use_cache=False,
-            **options,
-        )
+        token_ids, positions = layout.token_ids.long()[None], layout.positions.long()[None]
+        inputs = {"input_ids": token_ids}
+        if layout.images is not None and layout.images.vectors is not None:
+            inputs = {"inputs_embeds": layout.images.replace_in(self._embed(token_ids)[0])[None]}
+        if layout.rope_positions is not None:
+            positions = layout.rope_positions[:, None]
+        self._images = layout.images
+        output = self._model(**inputs, position_ids=positions, use_cache=False, **options)
         logits: torch.Tensor = output.logits[0]
         return (logits if self._selects_logits else logits.index_select(0, layout.logit_rows))[: layout.num_logits]
+
+
+    def _add_deep(self, index: int, _: Any, __: Any, output: Any) -> Any:
+        """Add the vectors of images to the output of a layer, states [1, rows, hidden size] or a tuple with them."""
+        images = self._images
+        if images is None or index >= len(images.deep):
+            return output
+        if isinstance(output, tuple):
+            return images.add_deep(index, output[0][0])[None], *output[1:]
+        return images.add_deep(index, output[0])[None]
 
 
 class _LinearModule(torch.nn.Module):
@@ -81,8 +101,11 @@ def _put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
     """
     adaptable: list[AdaptableLayer] = []
     head = model.get_output_embeddings()
-    for path, parent in list(model.named_modules()):
+    of_language = set(model.modules())
+    for path, parent in list(getattr(model, "whole", model).named_modules()):
         for name, module in list(parent.named_children()):
+            if module not in of_language:
+                continue  # of a vision tower
             if isinstance(module, torch.nn.Linear | PackedModule):
                 replacement = _LinearModule(linear_of(module, make_linear), module.out_features)
                 inputs, outputs = module.in_features, module.out_features

@@ -15,6 +15,7 @@ from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
 from frameworks.pytorch.generation.step.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.pytorch.generation.vision.loading import load_vision, see_by_caches, sees
 from frameworks.pytorch.generation.weights.packed.building import packed_bytes, packed_dtype, use_fast_layers
 from frameworks.scheduling.steps.cache_blocks import CacheBlocks, CacheSize
 from memory.sizes import format_size
@@ -44,9 +45,12 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
     needs.wait(model)
     layer_bytes = use_fast_layers(model)
     torch.set_num_threads(load.performance.intra_op_threads)
+    vision = load_vision(load, model, limits.max_context_tokens) if sees(model) and entry.vision else None
     trial = Trial(model, folder, limits.vocabulary_size, limits.max_context_tokens)
     cached = CachedModel(model)
     size = check_caches(trial, cached)
+    if vision is not None:
+        see_by_caches(load, vision, cached)
     # Enough for max_batch_size texts as long as the context, up to the bound.
     wanted = load.performance.max_sequences * (size.total(limits.max_context_tokens + 1))
     most = max_cache_bytes(entry, load.device.kind)
@@ -68,6 +72,7 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
         splits_prompts=cached.can_continue,
         unpaged_because=reason,
         dtype=packed_dtype(model),
+        image_prompts=None if vision is None else vision.prompts,
     )
 
 

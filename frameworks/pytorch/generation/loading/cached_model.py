@@ -20,11 +20,13 @@ _RENAMED_CACHES = ("mems", "past_buckets_states")
 @dataclass(slots=True)
 class SequenceCache:
     """The cache of one sequence. `arguments`: of the model's forward pass. `states`: the tensors that modules keep
-    between two passes, in the order of CachedModel's list.
+    between two passes, in the order of CachedModel's list. `options`: as transformers' `generate` keeps them between
+    two passes, of a prompt with images; None for a text.
     """
 
     arguments: dict[str, Any]
     states: list[torch.Tensor | None]
+    options: dict[str, Any] | None = None
 
 
 class _LinearFirstCache(MiniMaxCache):  # type: ignore[misc]  # untyped
@@ -92,13 +94,24 @@ class CachedModel:
 
         `cache`: of the `start` tokens before; it is changed.
         """
-        if start and len(token_ids) > 1 and not self.can_continue:
+        if start and len(token_ids) > 1 and not (self.can_continue and cache.options is None):
             rows = [
                 self._forward(token_ids[i : i + 1], start + i, cache, int(i >= len(token_ids) - num_logits))
                 for i in range(len(token_ids))
             ]
             return torch.cat(rows)
         return self._forward(token_ids, start, cache, num_logits)
+
+    def logits_of_images(
+        self, token_ids: list[int], inputs: Mapping[str, Any], cache: SequenceCache, num_logits: int
+    ) -> torch.Tensor:
+        """Compute a whole prompt with images; return [num_logits, vocabulary] after the last of its tokens.
+
+        `inputs`: the tensors of transformers' processor. `cache`: of a new sequence.
+        """
+        device = self._model.device
+        cache.options = {name: _on(value, device) for name, value in inputs.items()}
+        return self._forward(token_ids, 0, cache, num_logits)
 
     def logits_without_cache(self, token_ids: list[int]) -> torch.Tensor:
         """Return the logits after each of the tokens, [tokens, vocabulary]."""
@@ -109,8 +122,8 @@ class CachedModel:
 
     def _forward(self, token_ids: list[int], start: int, cache: SequenceCache, num_logits: int) -> torch.Tensor:
         device = self._model.device
-        options: dict[str, Any] = {"use_cache": True, **cache.arguments}
-        if self._takes_positions:
+        options: dict[str, Any] = {"use_cache": True, **(cache.options or {}), **cache.arguments}
+        if self._takes_positions and "position_ids" not in options:
             options["position_ids"] = torch.arange(start, start + len(token_ids), device=device)[None]
         if self._selects_logits:
             # 0 would keep all.
@@ -125,6 +138,8 @@ class CachedModel:
             if output.get(name) is not None:
                 cache.arguments["past_key_values" if name in _RENAMED_CACHES else name] = output[name]
         cache.states = [getattr(module, name) for module, name in self._states]
+        if cache.options is not None:
+            cache.options = self._model._update_model_kwargs_for_generation(output, options)
         logits: torch.Tensor = output.logits[0]
         return logits[logits.shape[0] - num_logits :]
 
@@ -134,6 +149,10 @@ def cache_bytes(cache: SequenceCache) -> int:
     tensors = _tensors([cache.arguments, cache.states])
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _tensors(held: object) -> Iterator[torch.Tensor]:
@@ -167,4 +186,7 @@ class CachedRunner:
             sequence.cache = self.model.start()
         cache: SequenceCache | None = sequence.cache
         assert cache is not None, "the tokens before the part are computed"
+        media = sequence.request.media
+        if media is not None and part.start == 0:
+            return self.model.logits_of_images(part.token_ids, media.inputs, cache, part.num_logits)
         return self.model.logits(part.token_ids, part.start, cache, part.num_logits)

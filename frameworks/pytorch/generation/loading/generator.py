@@ -52,6 +52,7 @@ def load_generator(
         )
     vocabulary_size = read_limits(folder).vocabulary_size
     tokenizer = HuggingFaceTokenizer(folder, vocabulary_size)
+    load = replace(load, tokenizer=tokenizer)
     if load.bits is not None:
         load = replace(load, text_ids=tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True)))
     served = (serve or _served)(load)
@@ -99,6 +100,7 @@ def _loaded(
         speculation,
         # Tokens are proposed after those that the host knows.
         served.device_sampler if speculation is None else None,
+        served.image_prompts,
     )
     closing: list[EndsWithModel] = [each.switch for each in (served, drafting) if each and each.switch is not None]
     if served.followers is not None:
@@ -183,6 +185,7 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
             can_infill=tokenizer.infill_tokens is not None,
             template_variables=frozenset() if template is None else template.variables,
             forced_tokens=forced_tokens(folder, vocabulary_size),
+            vision=None if served.image_prompts is None else served.image_prompts.bounds,
         ),
         graphs=served.graphs,
     )

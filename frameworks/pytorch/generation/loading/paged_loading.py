@@ -34,6 +34,9 @@ from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch, Switc
 from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
 from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.pytorch.generation.vision.language import other_bytes
+from frameworks.pytorch.generation.vision.loading import drop_vision, language_part, load_vision, see_by_blocks, sees
+from frameworks.pytorch.generation.vision.tower import MAX_CACHED_BYTES
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights
 from frameworks.pytorch.generation.weights.packed.building import packed_bytes, packed_dtype, packed_modules
@@ -54,7 +57,8 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     folder, entry, device = load.folder, load.entry, load.device
     shape = read_shape(folder, load.dtype, entry.kv_cache_dtype)
     needs = CodeNeeds(load)
-    model = load_model(load)
+    whole = load_model(load)
+    model = language_part(whole)
     torch.set_num_threads(load.performance.intra_op_threads)
     torch_device = torch.device(device.id)
     has_kernels = device_kernels.are_available(torch_device)
@@ -63,6 +67,9 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     trial = Trial(
         model, folder, shape.vocabulary_size, max_context_tokens, load.text_ids if load.bits is not None else ()
     )
+    vision = load_vision(load, whole, max_context_tokens) if sees(whole) and entry.vision else None
+    if sees(whole) and vision is None:
+        drop_vision(model)
     if load.source is None and (load.bits is not None or load.dtype != "f32"):
         # With other weights the tolerance may exceed the change of logits by an encoder's later tokens.
         trial.check_causal(CachedModel(model).logits_without_cache)
@@ -99,6 +106,10 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
     else:
         reporter = Reporter(entry.name, folder, load.bits, entry.min_cosine, trial, maker.original_bytes)
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
+    vision_bytes = 0
+    if vision is not None:
+        see_by_blocks(load, vision, whole, runner)
+        vision_bytes = other_bytes(model) + MAX_CACHED_BYTES
     on_device = _device_parts(load, runner, shape.vocabulary_size, max_context_tokens)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None and not has_kernels
@@ -109,7 +120,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         runner,
         pool,
         max_context_tokens,
-        maker.held_bytes + table_bytes + cache.size_bytes + on_device.size_bytes,
+        maker.held_bytes + table_bytes + cache.size_bytes + on_device.size_bytes + vision_bytes,
         report,
         adapters,
         products=maker.products,
@@ -117,6 +128,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         switch=None if code is None else KernelSwitch(switched, code),
         graphs=on_device.graphs,
         device_sampler=on_device.sampler,
+        image_prompts=None if vision is None else vision.prompts,
     )
 
 

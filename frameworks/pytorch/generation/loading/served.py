@@ -8,9 +8,11 @@ from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
+from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.parts import EndsWithModel
+from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.pytorch.generation.weights.packed.building import build_causal_model
 from frameworks.pytorch.generation.weights.packed.weight import WeightSource
@@ -35,7 +37,7 @@ class GeneratorPerformance:
 class GeneratorLoad:
     """A load. `dtype`: of activations and KV cache, f32, f16 or bf16. `bits`: of the weights of linear layers; None: as
     `dtype`. `text_ids`: tokens of a text whose perplexity measures the accuracy of quantized weights.
-    `source`: of weights that are packed in their files; None for a folder of plain ones.
+    `source`: of weights that are packed in their files; None for a folder of plain ones. `tokenizer`: of the folder.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class GeneratorLoad:
     performance: GeneratorPerformance
     text_ids: tuple[int, ...] = ()
     source: WeightSource | None = None
+    tokenizer: HuggingFaceTokenizer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class ServedModel:
     `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
     which the caller starts; None where the model waits for none. `graphs`: as ModelSpec.graphs. `device_sampler`:
     None where the host samples. `followers`: the other ranks of `tensor_parallel`, which end with the model.
-    `devices`: of all ranks; empty: that of the load.
+    `devices`: of all ranks; empty: that of the load. `image_prompts`: None where it reads no images.
     """
 
     runner: StepRunner
@@ -74,6 +77,7 @@ class ServedModel:
     device_sampler: DeviceSampler | None = None
     followers: EndsWithModel | None = None
     devices: tuple[str, ...] = ()
+    image_prompts: ImagePrompts | None = None
 
 
 def load_model(load: GeneratorLoad) -> Any:

@@ -167,6 +167,6 @@ def _are_surely_shown(messages: Sequence[Message], text: str) -> bool:
 
 
 def _marked(message: Message, number: int) -> Message:
-    """Return a message whose content and names of calls are the mark of its number."""
+    """Return a message whose content and names of calls are the mark of its number, without images."""
     calls = tuple(replace(call, name=_mark(number)) for call in message.tool_calls)
-    return replace(message, content=_mark(number) if message.content else "", tool_calls=calls)
+    return replace(message, content=_mark(number) if message.content else "", tool_calls=calls, images=())

@@ -117,7 +117,9 @@ class ChatTemplate:
 
 def _turn(message: Message, has_parts: bool) -> dict[str, Any]:
     """Return a message as templates know it: absent members are not there at all."""
-    content = [{"type": "text", "text": message.content}] if has_parts else message.content
+    content: str | list[dict[str, str]] = message.content
+    if has_parts or message.images:
+        content = _parts(message)
     turn: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         turn["tool_calls"] = [
@@ -126,6 +128,21 @@ def _turn(message: Message, has_parts: bool) -> dict[str, Any]:
         ]
     others = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}
     return turn | {name: value for name, value in others.items() if value}
+
+
+def _parts(message: Message) -> list[dict[str, str]]:
+    """Return the content as parts, with each image between its texts."""
+    if not message.images:
+        return [{"type": "text", "text": message.content}]
+    parts, end = [], 0
+    for image in message.images:
+        if image.at > end:
+            parts.append({"type": "text", "text": message.content[end : image.at]})
+        parts.append({"type": "image"})
+        end = image.at
+    if message.content[end:]:
+        parts.append({"type": "text", "text": message.content[end:]})
+    return parts
 
 
 def _arguments(call: MessageCall) -> Any:

@@ -52,7 +52,7 @@ class HuggingFaceTokenizer:
         # The file may contain the padding and truncation of its training.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._vocabulary_size = vocabulary_size
+        self.vocabulary_size = vocabulary_size
         self._may_exceed = max(self._tokenizer.get_vocab().values(), default=0) >= vocabulary_size
         try:
             _, self._num_suffix_tokens = count_special_tokens(self._tokenizer)
@@ -99,7 +99,7 @@ class HuggingFaceTokenizer:
         """As GenerationTokenizer.encode. Special tokens after a text are left out, because the text continues."""
         if isinstance(prompt, str):
             if limit is not None:
-                self._check_length(prompt, limit, "prompt")
+                self.check_length(prompt, limit, "prompt")
             if options.suffix is not None:
                 return self._infilled(prompt, options.suffix, options.add_special_tokens, limit)
             if not options.add_special_tokens:
@@ -107,18 +107,22 @@ class HuggingFaceTokenizer:
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
-            prompts = self._tool_prompts if prompt.tools else self._chat_prompts
-            if prompts is None:
-                raise InvalidInput(
-                    "messages",
-                    "expected a chat template (chat_template.jinja) in the model's folder, got none; send a prompt",
-                )
-            text = prompts.render(prompt)
+            text = self.render(prompt)
             if limit is not None:
-                self._check_length(text, limit, "messages")
+                self.check_length(text, limit, "messages")
             return tuple(self._ids_of(text, False, "messages"))
         self._check(prompt, "prompt")
         return prompt
+
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt of a conversation. Raises InvalidInput as `encode`."""
+        prompts = self._tool_prompts if conversation.tools else self._chat_prompts
+        if prompts is None:
+            raise InvalidInput(
+                "messages",
+                "expected a chat template (chat_template.jinja) in the model's folder, got none; send a prompt",
+            )
+        return prompts.render(conversation)
 
     def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return all tokens of the text, with or without the special tokens before and after it.
@@ -126,6 +130,12 @@ class HuggingFaceTokenizer:
         Raises InvalidInput as `encode`.
         """
         return self._ids_of(text, add_special_tokens, "prompt")
+
+    def ids_with_images(self, text: str) -> list[int]:
+        """Return the tokens of a prompt whose placeholders are expanded. The vocabulary of some models has no image
+        tokens, so the ids may exceed it. Raises InvalidInput for the field `messages`.
+        """
+        return self._encoded(text, False, "messages")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return tokens as the vocabulary spells them, "Ġthe" or "▁the"; an empty string for an id without a token.
@@ -156,7 +166,7 @@ class HuggingFaceTokenizer:
         """Return the tokens of a prompt whose middle is filled in, between `text` and `suffix`."""
         assert self.infill_tokens is not None, "the caller has checked can_infill"
         if limit is not None:
-            self._check_length(suffix, limit, "suffix")
+            self.check_length(suffix, limit, "suffix")
         before, between, after = self.infill_tokens
         first = self._tokenizer.encode("", add_special_tokens=add_special_tokens).ids
         return (
@@ -175,11 +185,18 @@ class HuggingFaceTokenizer:
         has_space = (self._tokenizer.id_to_token(anchor[0]) or "").startswith(_SENTENCEPIECE_SPACE) if anchor else False
         return both[len(anchor) :] if starts and has_space else self._ids_of(text, False, "suffix")
 
-    def _check_length(self, text: str, limit: TextLimit, field: str) -> None:
+    def check_length(self, text: str, limit: TextLimit, field: str) -> None:
+        """Raise InvalidInput for a text of this field that surely exceeds the limit."""
         if self._lengths.has_more(text, limit):
             raise limit.refusal(field, text)
 
     def _ids_of(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
+        ids = self._encoded(text, add_special_tokens, field)
+        if self._may_exceed:
+            self._check(ids, field)
+        return ids
+
+    def _encoded(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:
             # A batch of one text: only then the library releases the GIL.
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -188,17 +205,15 @@ class HuggingFaceTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise InvalidInput(field, f"the model's tokenizer has no tokens for it: {error}") from error
         ids: list[int] = encoding.ids
-        if self._may_exceed:
-            self._check(ids, field)
         return ids
 
     def _check(self, token_ids: Sequence[int], field: str) -> None:
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocabulary_size:
-            wrong = next(i for i in token_ids if not 0 <= i < self._vocabulary_size)
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocabulary_size:
+            wrong = next(i for i in token_ids if not 0 <= i < self.vocabulary_size)
             name = self._tokenizer.id_to_token(wrong) if 0 <= wrong < 2**32 else None
             raise InvalidInput(
                 field,
-                f"expected tokens from 0 to {self._vocabulary_size - 1}, got {wrong}{f' ({name})' if name else ''}",
+                f"expected tokens from 0 to {self.vocabulary_size - 1}, got {wrong}{f' ({name})' if name else ''}",
             )
 
 

@@ -225,7 +225,9 @@ class DraftProposer:
         return min(self._model.max_prefill_tokens, max(_MIN_PREFILL_TOKENS, fitting))
 
     def _knows(self, sequence: Sequence) -> bool:
-        """Whether all tokens of a sequence are within the draft model's vocabulary."""
+        """Whether all tokens of a sequence are within the draft model's vocabulary, and none is of an image."""
+        if sequence.request.media is not None:
+            return False
         size = self._model.vocabulary_size
         return size >= self._vocabulary_size or max(sequence.token_ids) < size
 

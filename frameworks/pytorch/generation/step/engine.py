@@ -52,6 +52,8 @@ class GeneratingModel:
         self._spec_lock = threading.Lock()
         self._helpers = helpers
         self.tokenizer = parts.tokenizer
+        self.image_prompts = parts.image_prompts
+        """Makes prompts of conversations with images; None: the model reads none. Thread-safe."""
         self._parts: EngineParts | None = parts
         self._masks = parts.masks
         self._block_bytes = parts.runner.block_bytes

@@ -15,6 +15,7 @@ from frameworks.pytorch.generation.sampling.state import SamplingState
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.speculating import Speculation
+from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import StepPlan
 
@@ -22,7 +23,7 @@ from frameworks.scheduling.steps.sequence import StepPlan
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """The components of a generating model. `speculation`: None where no tokens are proposed. `device_sampler`: None
-    where the host reads each step before the next.
+    where the host reads each step before the next. `image_prompts`: None where it reads no images.
     """
 
     runner: StepRunner
@@ -33,6 +34,7 @@ class EngineParts:
     adapters: AdapterSet | None
     speculation: Speculation | None = None
     device_sampler: DeviceSampler | None = None
+    image_prompts: ImagePrompts | None = None
 
 
 class EndsWithModel(Protocol):

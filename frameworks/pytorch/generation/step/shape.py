@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.loader import DTYPES
@@ -78,7 +79,7 @@ def read_shape(folder: Path, dtype: str, kv_dtype: str = "auto") -> GeneratorSha
         cache = CacheShape(
             int(config.num_hidden_layers), key_heads, head_size, _KV_DTYPES[dtype if kv_dtype == "auto" else kv_dtype]
         )
-        shared = limits.vocabulary_size * int(config.hidden_size) if config.tie_word_embeddings else 0
+        shared = limits.vocabulary_size * int(config.hidden_size) if _ties_weights(folder, config) else 0
     except Exception as error:
         raise NotPaged(f"its config.json has no single shape of attention: {error}") from error
     return GeneratorShape(limits.max_context_tokens, limits.vocabulary_size, cache, heads, shared)
@@ -107,6 +108,12 @@ def read_config(folder: Path) -> Any:
         return config.get_text_config(decoder=True)
     except Exception as error:
         raise InvalidModel(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
+
+
+def _ties_weights(folder: Path, config: Any) -> bool:
+    """Return whether the embedding table is also the last layer's weights. Configs of texts alone lack the key."""
+    own = getattr(config, "tie_word_embeddings", None)
+    return bool(read_json(folder / "config.json").get("tie_word_embeddings", True) if own is None else own)
 
 
 def _context(config: Any) -> int:

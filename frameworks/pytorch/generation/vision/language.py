@@ -1,0 +1,60 @@
+"""The language model within a model that sees, in the form of an AutoModelForCausalLM."""
+
+from typing import Any
+
+import torch
+
+
+class LanguagePart(torch.nn.Module):
+    """The text decoder and the head of a model that sees: the modules whose rows are tokens.
+
+    `whole`: transformers' model. A pass without images is its own.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        """Raises AttributeError, TypeError or ValueError where transformers cannot tell the parts."""
+        super().__init__()
+        self._whole = (whole,)  # no submodule
+        self.model = whole.get_decoder()
+        self.lm_head = whole.get_output_embeddings()
+        self.config = whole.config.get_text_config(decoder=True)
+        if self.model is whole or self.lm_head is None:
+            raise ValueError("it has no text decoder of its own")
+        self.name = next(name for name, module in whole.named_modules() if module is self.model)
+        """The name of the decoder within the whole model."""
+
+    @property
+    def whole(self) -> Any:
+        return self._whole[0]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.whole.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.whole.dtype
+        return dtype
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.lm_head
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        embeddings: torch.nn.Module = self.whole.get_input_embeddings()
+        return embeddings
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Set the attention of the text decoder alone."""
+        self.model.set_attn_implementation(name)
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """As the whole model, which transformers' own pass is."""
+        return self.whole(*arguments, **options)
+
+
+def other_bytes(part: LanguagePart) -> int:
+    """Return the bytes of the weights outside the language model."""
+    own = {id(tensor) for tensor in [*part.parameters(), *part.buffers()]}
+    whole = {id(tensor): tensor for tensor in [*part.whole.parameters(), *part.whole.buffers()]}
+    return sum(tensor.nbytes for key, tensor in whole.items() if key not in own)

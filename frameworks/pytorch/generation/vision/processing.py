@@ -1,0 +1,113 @@
+"""transformers' processor of a model that sees: a text with placeholders and its images to tokens and tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from transformers import GenerationMixin
+
+from frameworks.generation.media import Positions
+from frameworks.pytorch.generation.vision.processor_loading import load_processor
+
+_TOKEN_NAMES = ("image_token_id", "image_token_index")
+# What is no argument of the model's own pass, or has a value that generation drops.
+_DROPPED = ("input_ids", "attention_mask", "text_replacement_offsets")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """One image by itself. `text`: what replaces its placeholder. `inputs`: its tensors."""
+
+    text: str
+    inputs: Mapping[str, Any]
+
+
+class ImageProcessing:
+    """Thread-safe: one thread at a time processes, as transformers' tokenizers demand."""
+
+    def __init__(self, folder: Path, whole: Any) -> None:
+        """`whole`: transformers' model. Raises InvalidModel where the folder has no processor for images and text."""
+        self._processor = load_processor(folder)
+        self._whole = whole
+        self._lock = Lock()
+        self._dtype: torch.dtype = whole.dtype
+        self.placeholder: str = getattr(self._processor, "image_token", None) or ""
+        """Stands for an image in the text of a prompt; empty where the processor knows none."""
+        ids = (getattr(whole.config, name, None) for name in _TOKEN_NAMES)
+        self.image_id: int | None = next((each for each in ids if isinstance(each, int)), None)
+        """The token that vectors of images replace; None where transformers' config names none."""
+        # Most models count tokens; Qwen's have sections.
+        own = type(whole)._prepare_position_ids_for_generation
+        self._has_positions = own is not GenerationMixin._prepare_position_ids_for_generation
+
+    def num_tokens(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Return the tokens of images by their sizes, (height, width); 0 where the processor cannot tell."""
+        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        if count is None:
+            return 0
+        try:
+            with self._lock:
+                return sum(count(image_sizes=[list(size) for size in sizes])["num_image_tokens"])
+        except Exception:  # noqa: BLE001 - an aid of transformers that is not whole for each model
+            return 0
+
+    def process(self, text: str, images: Sequence[Image]) -> dict[str, Any]:
+        """Return what the processor makes of a prompt: `input_ids`, int64 [1, tokens], and its other tensors, floating
+        ones in the dtype of the model. Raises ValueError and others where text and images do not fit.
+        """
+        with self._lock:
+            made = self._processor(text=text, images=[list(images)], add_special_tokens=False, return_tensors="pt")
+        return {name: self._narrowed(value) for name, value in made.items() if name not in _DROPPED[1:]}
+
+    def process_each(self, images: Sequence[Image]) -> list[ProcessedImage]:
+        """Process each image by itself, as the first of a prompt. Raises as `process`."""
+        processor, found = self._processor, []
+        for image in images:
+            with self._lock:
+                options = processor._merge_kwargs(
+                    tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt"
+                )["images_kwargs"]
+                nested, _, _, _ = processor.prepare_inputs_layout(images=[image])
+                made, [text] = processor._process_images(nested, **options)
+            unused = processor.unused_input_names
+            inputs = {name: self._narrowed(value) for name, value in made.items() if name not in unused}
+            found.append(ProcessedImage(text, inputs))
+        return found
+
+    def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
+        """Return a prompt with its placeholders replaced, one for each image."""
+        [expanded], _ = self._processor.get_text_with_replacements([text], [each.text for each in images])
+        return str(expanded)
+
+    def with_positions(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of the model's own pass, with `position_ids` where the model computes them of its images.
+
+        `inputs`: with `input_ids`, int64 [1, tokens].
+        """
+        own = {name: value for name, value in inputs.items() if name not in _DROPPED}
+        if not self._has_positions:
+            return own
+        ids = inputs["input_ids"]
+        if "mm_token_type_ids" not in own:
+            types = self._processor.create_mm_token_type_ids(ids.tolist())
+            own["mm_token_type_ids"] = torch.tensor(types)
+        with self._lock:
+            positions = self._whole._prepare_position_ids_for_generation(ids, {**own, "input_ids": ids})
+        return own | {"position_ids": positions}
+
+    def positions(self, inputs: Mapping[str, Any]) -> Positions | None:
+        """Return the positions of a prompt, int64 [sections, tokens]; None: of each token its index."""
+        found = self.with_positions(inputs).get("position_ids")
+        if found is None:
+            return None
+        rows: Positions = found[:, 0].numpy() if found.ndim == 3 else found.numpy()
+        # The first of four sections counts tokens, for masks.
+        return rows[1:] if len(rows) == 4 else rows
+
+    def _narrowed(self, value: Any) -> Any:
+        is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self._dtype) if is_floating else value

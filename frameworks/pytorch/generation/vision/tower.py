@@ -1,0 +1,89 @@
+"""The vision part of a model: transformers' tower and projector, and a cache of the vectors that they computed."""
+
+import inspect
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from frameworks.generation.media import ImageGroup
+
+MAX_CACHED_BYTES = 64 * 1024**2
+"""Bytes of vectors that are kept for images of later requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageVectors:
+    """Of the image tokens of a group, in their order: `vectors` [tokens, hidden size], and `deep`, the same for each of
+    the first layers, whose outputs they are added to (Qwen3-VL).
+    """
+
+    vectors: torch.Tensor
+    deep: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.vectors, *self.deep))
+
+
+class VisionTower:
+    """Used by one thread. `compute_s`: seconds that the last steps took for images; the reader sets it to 0."""
+
+    def __init__(self, whole: Any, max_cached_bytes: int = MAX_CACHED_BYTES) -> None:
+        """`whole`: transformers' model, on its device and in its dtype. Raises AttributeError where it has no
+        `get_image_features`.
+        """
+        base = whole.model if hasattr(getattr(whole, "model", None), "get_image_features") else whole
+        self._features = base.get_image_features
+        self._names = frozenset(inspect.signature(self._features).parameters)
+        self._device: torch.device = whole.device
+        self._max_cached_bytes = max_cached_bytes
+        self._cached: OrderedDict[tuple[str, int], ImageVectors] = OrderedDict()
+        self.cached_bytes = 0
+        self.compute_s = 0.0
+
+    def vectors_of(self, group: ImageGroup, scope: str) -> ImageVectors:
+        """Return the vectors of a group's tokens; those of equal files are computed once.
+
+        `scope`: of the tenant; the vectors of others are not read. Raises ValueError where there are more or fewer
+        vectors than tokens, and as the modules.
+        """
+        key = scope, group.key
+        known = self._cached.get(key)
+        if known is not None:
+            self._cached.move_to_end(key)
+            return known
+        started_s = time.perf_counter()
+        vectors = self.compute(group.inputs)
+        self.compute_s += time.perf_counter() - started_s
+        num_tokens = sum(end - first for first, end in group.spans)
+        if len(vectors.vectors) != num_tokens:
+            raise ValueError(f"expected vectors of {num_tokens} image tokens, got {len(vectors.vectors)}")
+        self._cached[key] = vectors
+        self.cached_bytes += vectors.nbytes
+        while self.cached_bytes > self._max_cached_bytes and len(self._cached) > 1:
+            _, evicted = self._cached.popitem(last=False)
+            self.cached_bytes -= evicted.nbytes
+        return vectors
+
+    def compute(self, inputs: Mapping[str, Any]) -> ImageVectors:
+        """Return the vectors of images from the tensors of transformers' processor."""
+        own = {name: _on(value, self._device) for name, value in inputs.items() if name in self._names}
+        with torch.inference_mode():
+            output = self._features(**own, return_dict=True)
+            deep = getattr(output, "deepstack_features", None) or ()
+            return ImageVectors(_rows(output.pooler_output), tuple(_rows(each) for each in deep))
+
+
+def _rows(features: Any) -> torch.Tensor:
+    """Return the rows of one tensor […, size], or of several in their order: [tokens, size]."""
+    if isinstance(features, torch.Tensor):
+        return features.reshape(-1, features.shape[-1])
+    return torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,190 @@
+"""Check a model's images against transformers' `generate`: one prompt with images, and the tokens after it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from frameworks.core.errors import InvalidModel, OutOfMemory
+from frameworks.generation.media import PromptMedia
+from frameworks.generation.sequences import SequenceRequest
+from frameworks.generation.types import Conversation, Message, MessageImage, Sampling
+from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.generation.decoders.runner import PagedRunner
+from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm
+from frameworks.pytorch.generation.vision.tower import VisionTower
+from frameworks.scheduling.steps.sequence import Sequence as TextSequence
+from frameworks.scheduling.steps.sequence import StepPart
+from frameworks.types import DEFAULT_PRIORITY
+
+# Height and width; most processors enlarge them.
+_SIZES = ((56, 84), (84, 56))
+_NEW_TOKENS = 4
+_TEXTS = ("A first one ", " and another ", " of them. Which are they?")
+# Largest difference of vectors that were computed for one image and for several, relative to their spread.
+_VECTOR_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+
+Compute = Callable[[list[StepPart]], torch.Tensor]
+"""Parts of a step → their logits."""
+
+
+class VisionTrial:
+    """The logits of `generate` after a prompt with two images, computed before the model is changed."""
+
+    def __init__(self, whole: Any, prompts: ImagePrompts, max_tokens: int) -> None:
+        """`max_tokens`: of a text. Raises InvalidModel where transformers does not generate, OutOfMemory."""
+        self._prompts = prompts
+        self._device: torch.device = whole.device
+        self._dtype: torch.dtype = whole.dtype
+        try:
+            for num_images in range(len(_SIZES), 0, -1):
+                text = self._text(num_images)
+                inputs = prompts.processing.process(text, self._images(num_images))
+                if inputs["input_ids"].shape[1] + _NEW_TOKENS <= max_tokens:
+                    break
+            else:
+                raise InvalidModel(f"an image takes more than the context of {max_tokens} tokens")
+            self._text_of_trial, self._num_images = text, num_images
+            self.token_ids, self._expected = self._generate(whole, inputs)
+        except InvalidModel:
+            raise
+        except Exception as error:
+            self.check_memory(error)
+            raise InvalidModel(
+                f"transformers does not generate of images: {type(error).__name__}: {_first_line(error)}"
+            ) from error
+
+    def find_form(self, tower: VisionTower) -> None:
+        """Set the form of the prompts to separate images where their vectors are the same as of all together."""
+        prompts = self._prompts
+        joint, separate = PromptForm(), PromptForm(is_separate=True)
+        prompts.form = joint
+        ids, media = self.prompt()
+        of_all = tower.compute(media.groups[0].inputs).vectors
+        prompts.form = separate
+        try:
+            own_ids, own = self.prompt()
+            vectors = torch.cat([tower.compute(group.inputs).vectors for group in own.groups])
+        except Exception as error:  # noqa: BLE001 - a processor that does not know images by themselves
+            self.check_memory(error)
+            prompts.form = joint
+            return
+        same = own_ids == ids and vectors.shape == of_all.shape and _same_positions(own, media)
+        if not (same and _off(vectors, of_all) <= _VECTOR_TOLERANCE[self._dtype]):
+            prompts.form = joint
+
+    def prompt(self) -> tuple[list[int], PromptMedia]:
+        """Return the token ids of the trial's prompt and its images, in the form of the prompts."""
+        images = self._images(self._num_images)
+        return self._prompts.of_text(self._text_of_trial, images, [-2 - number for number in range(len(images))])
+
+    def off_in_parts(self, runner: PagedRunner, num_blocks: int) -> float:
+        """Return the error of the logits by paged attention, relative to their spread: the largest of the ways in
+        which the runner computes steps. Sets `sees_ahead` of the form.
+
+        `num_blocks`: that are free. Raises what the decoder raises.
+        """
+        off = self._off_by(runner.compute_by_layers, num_blocks)
+        if off <= self.tolerance and runner.step is not None:
+            off = max(off, self._off_of(runner.compute, num_blocks))
+        return off
+
+    def _off_by(self, compute: Compute, num_blocks: int) -> float:
+        prompts, found = self._prompts, float("inf")
+        for sees_ahead in (False, True):
+            prompts.form = replace(prompts.form, sees_ahead=sees_ahead)
+            found = self._off_of(compute, num_blocks)
+            if found <= self.tolerance:
+                break
+        return found
+
+    def _off_of(self, compute: Compute, num_blocks: int) -> float:
+        """Return the error of the logits in the form of the prompts."""
+        ids, media = self.prompt()
+        # Within the first image, unless its tokens need each other.
+        first, end = media.groups[0].spans[0]
+        cut = end if media.blocks else (first + end + 1) // 2
+        ends = [cut, len(ids), *range(len(ids) + 1, len(self.token_ids) + 1)]
+        rows, start = [], 0
+        for stop in ends:
+            rows.append(self._computed(compute, media, start, stop, num_blocks))
+            start = stop
+        return self.off(torch.cat(rows[1:]))
+
+    def off(self, logits: torch.Tensor) -> float:
+        """Return the error of logits [new tokens, vocabulary], relative to the spread of the expected ones."""
+        return _off(logits, self._expected[: len(logits)])
+
+    @property
+    def tolerance(self) -> float:
+        """Largest error of a correct model, relative to the spread of the logits."""
+        return {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}[self._dtype]
+
+    def _computed(self, compute: Compute, media: PromptMedia, start: int, stop: int, num_blocks: int) -> torch.Tensor:
+        request = SequenceRequest(
+            0, tuple(self.token_ids[:stop]), 1, Sampling(), priority=DEFAULT_PRIORITY, media=media
+        )
+        sequence = TextSequence(request, 0.0)
+        sequence.blocks = list(range(num_blocks))
+        with torch.inference_mode():
+            return compute([StepPart(sequence, start, stop - start)]).float().cpu().clone()
+
+    def _generate(self, whole: Any, inputs: dict[str, Any]) -> tuple[list[int], torch.Tensor]:
+        """Return the tokens of the prompt and of the text, and the logits before each of the latter."""
+        on_device = {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()
+        }
+        with torch.inference_mode():
+            output = whole.generate(
+                **on_device,
+                max_new_tokens=_NEW_TOKENS,
+                min_new_tokens=_NEW_TOKENS,
+                do_sample=False,
+                num_beams=1,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        ids = [int(each) for each in output.sequences[0]]
+        prompt_ids, _ = self.prompt()
+        # The last token is not read.
+        return [*prompt_ids, *ids[len(prompt_ids) : -1]], torch.cat(output.logits).float().cpu()
+
+    def _text(self, num_images: int) -> str:
+        texts = (*_TEXTS[:num_images], _TEXTS[-1])
+        content = "".join(texts)
+        ends = np.cumsum([len(each) for each in texts[:-1]]).tolist()
+        images = tuple(MessageImage(b"", end, "messages") for end in ends)
+        if self._prompts.has_template:
+            return self._prompts.render(Conversation((Message("user", content, images=images),)))
+        return self._prompts.processing.placeholder.join(texts)
+
+    def _images(self, num_images: int) -> list[Image.Image]:
+        random = np.random.default_rng(0)
+        return [
+            Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _SIZES[:num_images]
+        ]
+
+    def check_memory(self, error: Exception) -> None:
+        """Raise OutOfMemory if memory is the cause."""
+        ours = map_device_error(error, "the images of a trial", self._device)
+        if isinstance(ours, OutOfMemory):
+            raise ours from error
+
+
+def _off(values: torch.Tensor, expected: torch.Tensor) -> float:
+    wide, wanted = values.float(), expected.float()
+    return float((wide - wanted).square().mean().sqrt()) / max(float(wanted.std()), 1e-6)
+
+
+def _same_positions(one: PromptMedia, other: PromptMedia) -> bool:
+    if one.positions is None or other.positions is None:
+        return one.positions is other.positions
+    return np.array_equal(one.positions, other.positions)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"
