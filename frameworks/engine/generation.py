@@ -88,7 +88,13 @@ class GenerationService:
             raise
 
     async def _begin(
-        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool, ends: "_Ends"
+        self,
+        run: Run,
+        request: GenerateRequest,
+        times: TokenTimes,
+        left_s: float | None,
+        in_pieces: bool,
+        ends: "_Ends",
     ) -> GenerationStream:
         model, timings, use = self._model, run.timings, ends.use
         loop = asyncio.get_running_loop()

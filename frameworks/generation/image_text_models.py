@@ -5,6 +5,7 @@ SERVED = frozenset(
         *("AriaForConditionalGeneration", "AyaVisionForConditionalGeneration", "Blip2ForConditionalGeneration"),
         *("ChameleonForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
         *("CohereCompassForConditionalGeneration", "Cosmos3EdgeForConditionalGeneration"),
+        "Cosmos3OmniForConditionalGeneration",
         *("DeepseekOcr2ForConditionalGeneration", "DeepseekVLForConditionalGeneration"),
         *("DeepseekVLHybridForConditionalGeneration", "Dots3NoteForConditionalGeneration"),
         *("Emu3ForConditionalGeneration", "Ernie4_5_VLMoeForConditionalGeneration"),

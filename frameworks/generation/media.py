@@ -30,10 +30,10 @@ class ImageGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptMedia:
-    """The images of a prompt of `num_tokens` tokens. `groups`: by their first tokens, ascending. `positions`: of RoPE, int64
-    [sections, prompt tokens]; None: each token has the position of its index. `inputs`: all tensors of transformers'
-    processor, for a model that reads them in one pass of its own. `is_whole`: the prompt is computed in one step.
-    `blocks`: spans that a step does not divide, as their tokens see each other.
+    """The images of a prompt of `num_tokens` tokens. `groups`: by their first tokens, ascending. `positions`: of RoPE,
+    int64 [sections, prompt tokens]; None: each token has the position of its index. `inputs`: all tensors of
+    transformers' processor, for a model that reads them in one pass of its own. `is_whole`: the prompt is computed in
+    one step. `blocks`: spans that a step does not divide, as their tokens see each other.
     """
 
     num_tokens: int

@@ -1,12 +1,12 @@
 """Images in `messages`, as vLLM has them on the routes that embed and classify: data URLs only."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
 from app.protocols.shared.bodies import Body
-from app.protocols.shared.fields.generation import MAX_MESSAGES, TextPart
+from app.protocols.shared.fields.generation import MAX_MESSAGES
 from app.protocols.shared.fields.images import (
     check_num_images,
     check_reads_images,
@@ -14,28 +14,12 @@ from app.protocols.shared.fields.images import (
     decode_image,
     decode_images,
 )
+from app.protocols.shared.fields.message_content import ImagePart, Part
 from app.protocols.shared.fields.texts import rename_text
 from frameworks.core.errors import InvalidInput
 from frameworks.types import ModelSpec
 
 _EXAMPLE: Any = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}
-
-
-class ImageUrl(Body):
-    """A file as a data URL. No other URL is accepted."""
-
-    url: str
-    detail: Any = Field(None, description="Accepted without effect.")
-
-
-class ImagePart(Body):
-    """An image."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-    uuid: Any = Field(None, description="Accepted without effect.")
 
 
 class ImageMessage(Body):
@@ -44,9 +28,7 @@ class ImageMessage(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": [_EXAMPLE]}]})
 
     role: str = Field("user", min_length=1, max_length=64, description="Accepted without effect.")
-    content: Annotated[
-        list[Annotated[ImagePart | TextPart, Field(discriminator="type")]], Field(min_length=1, fail_fast=True)
-    ]
+    content: Annotated[list[Part], Field(min_length=1, fail_fast=True)]
 
 
 ImageMessages = Annotated[

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 
 from app.protocols.shared.bodies import Body, read_body
-from app.protocols.shared.fields.generation import MAX_MESSAGES, ChatMessage, TextPart, build_messages
+from app.protocols.shared.fields.generation import MAX_MESSAGES, ChatMessage, build_messages
+from app.protocols.shared.fields.message_content import Part, read_content
 from app.protocols.shared.fields.policy import FieldPolicy, Refusal
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
@@ -28,7 +29,7 @@ _MESSAGE = FieldPolicy(
 )
 
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
-_Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+_Content = str | Annotated[list[Part], Field(fail_fast=True)]
 
 
 class CalledFunction(Body):
@@ -130,16 +131,18 @@ def to_conversation(
     variables: str = "",
     ending: PromptEnding = "response",
 ) -> Conversation:
-    """Join the text parts of each message, and add the name of the function to the result of its call."""
+    """Join the text parts of each message, read its images, and add the name of the function to the result of its
+    call. Raises InvalidInput.
+    """
     names: dict[str, str] = {}
     turns = []
-    for each in messages:
-        content = each.content if isinstance(each.content, str) else "".join(part.text for part in each.content)
+    for index, each in enumerate(messages):
+        content, images = read_content(each.content, f"messages[{index}].content")
         calls: tuple[MessageCall, ...] = ()
         if each.tool_calls:
             calls = tuple(MessageCall(call.id, call.function.name, call.function.arguments) for call in each.tool_calls)
             names |= {call.id: call.name for call in calls}
         call_id = each.tool_call_id or ""
         name = each.name or names.get(call_id, "")
-        turns.append(Message(each.role, content, calls, call_id, name, each.reasoning_content or ""))
+        turns.append(Message(each.role, content, calls, call_id, name, each.reasoning_content or "", images))
     return Conversation(tuple(turns), tools, reasoning_effort, variables, ending)

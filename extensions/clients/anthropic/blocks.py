@@ -12,10 +12,9 @@ from frameworks.core.errors import InvalidInput
 MAX_BLOCKS = 10_000
 """Blocks of one content."""
 
-_ONLY_TEXT = "the server reads only text: put the text into a text block"
+_ONLY_TEXT = "the server reads texts and images: put the text into a text block"
 _RUNS_NO_TOOLS = "the server itself runs no tools: leave the block out"
 _UNREAD: dict[str, str] = {
-    "image": _ONLY_TEXT,
     "document": _ONLY_TEXT,
     "search_result": _ONLY_TEXT,
     "container_upload": _ONLY_TEXT,
@@ -47,6 +46,28 @@ class TextBlock(Body):
     cache_control: CacheControl = None
 
 
+class ImageSource(Body):
+    """The bytes of an image in base64. URLs and files are not accepted."""
+
+    type: Literal["base64"]
+    media_type: str = Field("", max_length=256, description="Without effect: the file itself shows its format.")
+    data: str
+
+
+class ImageBlock(Body):
+    """An image."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "…"}}]
+        }
+    )
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: CacheControl = None
+
+
 class ThinkingBlock(Body):
     """The thinking of an earlier response."""
 
@@ -70,27 +91,31 @@ def _plain_text(content: Any) -> Any:
     return "" if content is None else content
 
 
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(Body):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: _Name
     content: Annotated[
-        str | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)],
-        BeforeValidator(_plain_text, json_schema_input_type=str | list[TextBlock] | None),
+        str | Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)],
+        BeforeValidator(_plain_text, json_schema_input_type=str | list[ResultBlock] | None),
     ] = ""
     is_error: Any = Field(None, description="Accepted without effect: state the error in the content.")
     cache_control: CacheControl = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 Role = Literal["user", "assistant", "system"]
 
 _KINDS: dict[Role, dict[str, type[Block]]] = {
-    "user": {"text": TextBlock, "tool_result": ToolResultBlock},
+    "user": {"text": TextBlock, "image": ImageBlock, "tool_result": ToolResultBlock},
     "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
     "system": {"text": TextBlock},
 }
+_RESULT_KINDS: dict[str, type[Block]] = {"text": TextBlock, "image": ImageBlock}
 
 
 class InputMessage(Body):
@@ -148,7 +173,7 @@ def _built_block(block: dict[str, Any], kinds: dict[str, type[Block]], within: s
     fields = dict(block)
     _POLICY.apply(fields, within)
     if kind is ToolResultBlock and type(fields.get("content")) is list and len(fields["content"]) <= MAX_BLOCKS:
-        fields["content"] = built_blocks(fields["content"], _KINDS["system"], f"{within}content")
+        fields["content"] = built_blocks(fields["content"], _RESULT_KINDS, f"{within}content")
     return read_body(kind, fields, within)
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import orjson
 
+from app.protocols.shared.fields.message_content import Content
 from extensions.clients.anthropic.blocks import (
     Block,
+    ImageBlock,
     InputMessage,
     TextBlock,
     ThinkingBlock,
@@ -20,6 +23,13 @@ from frameworks.generation.types import Conversation, Message, MessageCall, Prom
 _BREAK = TextBlock(type="text", text="\n\n")
 
 
+class _FieldBlock(NamedTuple):
+    """A block, and its field in the request."""
+
+    block: Block
+    field: str
+
+
 def to_conversation(
     system: str | list[TextBlock] | None, messages: Sequence[InputMessage], tools: str, effort: str | None
 ) -> Conversation:
@@ -31,7 +41,8 @@ def to_conversation(
     if system:
         turns.append(Message("system", _text_of(system)))
     names: dict[str, str] = {}
-    for role, group in groupby(messages, lambda each: each.role):
+    numbered = list(enumerate(messages))
+    for role, group in groupby(numbered, lambda each: each[1].role):
         blocks = _blocks_of(group)
         if role == "assistant":
             turns.append(_response(blocks))
@@ -55,20 +66,21 @@ def _ending_of(last: Message, index: int) -> PromptEnding:
     return "last_message"
 
 
-def _blocks_of(messages: Iterable[InputMessage]) -> list[Block]:
-    """Return the blocks of neighbours of one role."""
-    blocks: list[Block] = []
-    for each in messages:
+def _blocks_of(messages: Iterable[tuple[int, InputMessage]]) -> list[_FieldBlock]:
+    """Return the blocks of neighbours of one role, with the field of each. `messages`: with their indices."""
+    blocks: list[_FieldBlock] = []
+    for number, each in messages:
         content = each.content
         own = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
-        if blocks and isinstance(blocks[-1], TextBlock) and isinstance(own[0], TextBlock):
-            blocks.append(_BREAK)
-        blocks += own
+        if blocks and isinstance(blocks[-1].block, TextBlock) and isinstance(own[0], TextBlock):
+            blocks.append(_FieldBlock(_BREAK, ""))
+        blocks += [_FieldBlock(block, f"messages[{number}].content[{index}]") for index, block in enumerate(own)]
     return blocks
 
 
-def _response(blocks: Sequence[Block]) -> Message:
+def _response(given: Sequence[_FieldBlock]) -> Message:
     """Return an earlier response: its text, its thinking and its calls."""
+    blocks = [each.block for each in given]
     return Message(
         "assistant",
         "".join(each.text for each in blocks if isinstance(each, TextBlock)),
@@ -77,18 +89,34 @@ def _response(blocks: Sequence[Block]) -> Message:
     )
 
 
-def _turns_of(role: str, blocks: Iterable[Block], names: dict[str, str]) -> list[Message]:
-    """Return the texts of a user as one turn between two results. `names`: of the called tools, by the id of a call."""
+def _turns_of(role: str, blocks: Iterable[_FieldBlock], names: dict[str, str]) -> list[Message]:
+    """Return texts and images of a user as one turn between two results. `names`: of the called tools, by the id of a
+    call.
+    """
     turns = []
-    for is_result, group in groupby(blocks, lambda each: isinstance(each, ToolResultBlock)):
+    for is_result, group in groupby(blocks, lambda each: isinstance(each.block, ToolResultBlock)):
         if not is_result:
-            turns.append(Message(role, "".join(each.text for each in group if isinstance(each, TextBlock))))
+            content = _content_of(group)
+            turns.append(Message(role, content.text, images=content.images))
             continue
-        for each in group:
-            assert isinstance(each, ToolResultBlock)
-            call_id = each.tool_use_id
-            turns.append(Message("tool", _text_of(each.content), (), call_id, names.get(call_id, "")))
+        for block, field in group:
+            assert isinstance(block, ToolResultBlock)
+            parts = [TextBlock(type="text", text=block.content)] if isinstance(block.content, str) else block.content
+            content = _content_of(_FieldBlock(each, f"{field}.content[{i}]") for i, each in enumerate(parts))
+            call_id = block.tool_use_id
+            turns.append(Message("tool", content.text, (), call_id, names.get(call_id, ""), images=content.images))
     return turns
+
+
+def _content_of(blocks: Iterable[_FieldBlock]) -> Content:
+    """Return the texts and images of blocks. Raises InvalidInput."""
+    content = Content()
+    for block, field in blocks:
+        if isinstance(block, TextBlock):
+            content.add_text(block.text)
+        elif isinstance(block, ImageBlock):
+            content.add_image(block.source.data, f"{field}.source.data")
+    return content
 
 
 def _text_of(content: str | list[TextBlock]) -> str:

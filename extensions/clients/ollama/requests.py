@@ -17,14 +17,12 @@ from app.protocols.shared.fields.generation import (
     TopK,
     TopP,
 )
+from app.protocols.shared.fields.images import MAX_IMAGES
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 from app.protocols.shared.fields.texts import Texts, Truncate
 from app.protocols.shared.tools import MAX_TOOLS
 from frameworks.types import ModelSpec
 
-NO_IMAGES = "the server reads no images on this route: send text only"
-MESSAGE = FieldPolicy({"images": Refusal(NO_IMAGES, ([],))})
-"""Refused members of a message."""
 _NO_LOGPROBS = "send the request to /v1/chat/completions"
 _OWN_TEMPLATE = "the model's own template is used: send a formatted prompt with raw to /api/generate"
 CHAT = FieldPolicy(
@@ -43,7 +41,6 @@ _NO_PICTURES = "the server generates only text: omit the field"
 GENERATE = FieldPolicy(
     {
         **CHAT.refusals,
-        "images": Refusal(NO_IMAGES, ([],)),
         "context": Refusal("send the conversation to /api/chat", ([],)),
         "width": Refusal(_NO_PICTURES, (0,)),
         "height": Refusal(_NO_PICTURES, (0,)),
@@ -63,6 +60,10 @@ _OPTIONS_OF_VECTORS = FieldPolicy({name: Ignored(neutral=each.neutral) for name,
 
 _Ignored = Annotated[Any, Field(description="Accepted without effect.")]
 _MAX_NAME = 256
+_Images = Annotated[
+    Annotated[list[str], Field(max_length=MAX_IMAGES, fail_fast=True)] | None,
+    Field(description="Files in base64, for models that see. They precede the text."),
+]
 
 
 class OllamaOptions(Body):
@@ -190,6 +191,7 @@ class OllamaMessage(Body):
     tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_name: str | None = Field(None, max_length=_MAX_NAME, description="The function whose result the content is.")
     tool_call_id: str | None = Field(None, max_length=_MAX_NAME, description="The call whose result the content is.")
+    images: _Images = None
 
 
 class OllamaFunction(Body):
@@ -223,3 +225,4 @@ class OllamaGenerateRequest(OllamaTextRequest):
     system: str | None = None
     raw: bool | None = Field(False, description="Use no chat template: continue the prompt.")
     suffix: str | None = Field(None, description="Text after the generated one, as suffix of /v1/completions.")
+    images: _Images = None

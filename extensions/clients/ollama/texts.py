@@ -29,12 +29,12 @@ from app.protocols.shared.fields.generation import (
     to_sampling,
     to_stopping,
 )
+from app.protocols.shared.fields.images import decode_image
 from app.protocols.shared.tools import Tool, check_tools_size, use_tools
 from extensions.clients.ollama.codec import OllamaCodec, error_body
 from extensions.clients.ollama.requests import (
     CHAT,
     GENERATE,
-    MESSAGE,
     OPTIONS,
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -54,6 +54,7 @@ from frameworks.generation.types import (
     GenerationSpec,
     Message,
     MessageCall,
+    MessageImage,
     Sampling,
     Stopping,
     TextDelta,
@@ -94,17 +95,17 @@ def _build_generate(body: OllamaGenerateRequest, spec: ModelSpec) -> GenerateReq
     if body.suffix:
         check_infills(generation, body.model)
     if body.raw or body.suffix or not generation.has_chat_template:
-        if body.system:
-            raise InvalidInput(
-                "system", "expected none for a prompt without a chat template, got a text; omit the field"
-            )
+        if body.system or body.images:
+            field = "system" if body.system else "images"
+            raise InvalidInput(field, "expected none for a prompt without a chat template, got some; omit the field")
         options = PromptOptions(suffix=body.suffix or None)
         limits = _limits_of(body, generation)
         return GenerateRequest((body.prompt,), *limits, _constraint_of(body), prompt_options=options)
     use = use_tools([], "none", None, True, generation, _constraint_of(body))
     effort, variables = _thinking_of(body, generation)
     system = (Message("system", body.system),) if body.system else ()
-    conversation = Conversation((*system, Message("user", body.prompt)), "", effort, variables)
+    user = Message("user", body.prompt, images=_images_of(body.images, ""))
+    conversation = Conversation((*system, user), "", effort, variables)
     return GenerateRequest((conversation,), *_limits_of(body, generation), use.constraint, text_format=use.text_format)
 
 
@@ -155,7 +156,7 @@ def _turns_of(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     turns: list[Message] = []
     open_calls: list[MessageCall] = []
     count = 0
-    for each in messages:
+    for index, each in enumerate(messages):
         calls = []
         for call in each.tool_calls or ():
             # Fixed ids, so that a prompt is found in the cache. Templates of Mistral require nine characters.
@@ -170,8 +171,17 @@ def _turns_of(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
                 open_calls.remove(answered)
         call_id = each.tool_call_id or (answered.id if answered else "")
         name = each.tool_name or (answered.name if answered else "")
-        turns.append(Message(each.role, each.content or "", tuple(calls), call_id, name, each.thinking or ""))
+        images = _images_of(each.images, f"messages[{index}].")
+        turns.append(Message(each.role, each.content or "", tuple(calls), call_id, name, each.thinking or "", images))
     return tuple(turns)
+
+
+def _images_of(given: Sequence[str] | None, within: str) -> tuple[MessageImage, ...]:
+    """Return the files before a text. `within`: the field that has them. Raises InvalidInput."""
+    return tuple(
+        MessageImage(decode_image(each, f"{within}images[{index}]"), 0, f"{within}images[{index}]")
+        for index, each in enumerate(given or ())
+    )
 
 
 def _is_result(message: OllamaMessage, call: MessageCall) -> bool:
@@ -181,7 +191,7 @@ def _is_result(message: OllamaMessage, call: MessageCall) -> bool:
 
 
 def _check(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Refuse images and options, and validate messages one by one, so that other threads run between them."""
+    """Refuse options, and validate messages one by one, so that other threads run between them."""
     OPTIONS.apply_to(fields, "options")
     check_tools_size(fields.get("tools"))
     messages = fields.get("messages")
@@ -192,8 +202,6 @@ def _check(fields: dict[str, Any], spec: ModelSpec) -> None:
 def _read_message(message: Any, index: int) -> Any:
     if not isinstance(message, dict):
         return message
-    message = dict(message)
-    MESSAGE.apply(message, f"messages[{index}].")
     return read_body(OllamaMessage, message, f"messages[{index}].")
 
 

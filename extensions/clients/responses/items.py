@@ -8,13 +8,14 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 
 from app.protocols.shared.bodies import Body, Remedy, got, read_body
 from app.protocols.shared.fields.generation import MAX_MESSAGES
+from app.protocols.shared.fields.message_content import Content
 from app.protocols.shared.fields.policy import EMPTY, FieldPolicy, Refusal
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Message, MessageCall
 
 Label = Annotated[Any, Field(description="Accepted without effect.")]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
-_TEXT_ONLY = Remedy("the server reads only text")
+_TEXT_ONLY = Remedy("the server reads text and images")
 _TEXT_TYPES = frozenset({"input_text", "output_text"})
 _PLAIN_FIELDS = frozenset({"type", "text", "annotations", "logprobs"})
 # pydantic validates a list in one call, and no other thread runs meanwhile.
@@ -43,6 +44,19 @@ class InputText(Body):
 
     type: Literal["input_text"]
     text: str
+    prompt_cache_breakpoint: Label = None
+
+
+class InputImage(Body):
+    """An image of a message, as a data URL. No other URL is accepted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"type": "input_image", "image_url": "data:image/jpeg;base64,…"}]}
+    )
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Label = None
     prompt_cache_breakpoint: Label = None
 
 
@@ -76,7 +90,8 @@ class ReasoningText(Body):
     text: str
 
 
-_Part = Annotated[InputText | OutputText | RefusalText, Field(discriminator="type")]
+_Part = Annotated[InputText | InputImage | OutputText | RefusalText, Field(discriminator="type")]
+_ResultPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 
 
 class InputItem(Body):
@@ -111,7 +126,7 @@ class FunctionOutputItem(InputItem):
 
     type: Literal["function_call_output"]
     call_id: _Name
-    output: Annotated[str | Annotated[list[InputText], Field(fail_fast=True)], _TEXT_ONLY]
+    output: Annotated[str | Annotated[list[_ResultPart], Field(fail_fast=True)], _TEXT_ONLY]
 
 
 class ReasoningItem(InputItem):
@@ -211,14 +226,14 @@ def to_messages(items: Sequence[InputItem]) -> Iterator[Message]:
     """Yield the messages of the items. Reasoning, text and calls that follow each other are one message."""
     names: dict[str, str] = {}
     turn: _AssistantTurn | None = None
-    for item in items:
+    for index, item in enumerate(items):
         is_call = isinstance(item, FunctionCallItem)
         is_of_turn = is_call or isinstance(item, ReasoningItem) or getattr(item, "role", "") == "assistant"
         if turn is not None and (not is_of_turn or (turn.has_answer and not is_call)):
             yield turn.message()
             turn = None
         if not is_of_turn:
-            yield _single(item, names)
+            yield _single(item, names, f"input[{index}]")
             continue
         turn = turn or _AssistantTurn()
         if isinstance(item, ReasoningItem):
@@ -227,20 +242,29 @@ def to_messages(items: Sequence[InputItem]) -> Iterator[Message]:
             turn.calls.append(MessageCall(item.call_id, item.name, item.arguments))
             names[item.call_id] = item.name
         elif isinstance(item, MessageItem):
-            turn.content = _text_of(item.content)
+            turn.content = _content_of(item.content, f"input[{index}].content").text
     if turn is not None:
         yield turn.message()
 
 
-def _single(item: InputItem, names: dict[str, str]) -> Message:
+def _single(item: InputItem, names: dict[str, str], field: str) -> Message:
     if isinstance(item, FunctionOutputItem):
-        name = names.get(item.call_id, "")
-        return Message("tool", _text_of(item.output), tool_call_id=item.call_id, name=name)
+        name, found = names.get(item.call_id, ""), _content_of(item.output, f"{field}.output")
+        return Message("tool", found.text, tool_call_id=item.call_id, name=name, images=found.images)
     assert isinstance(item, MessageItem)
-    return Message("system" if item.role == "developer" else item.role, _text_of(item.content))
+    found = _content_of(item.content, f"{field}.content")
+    return Message("system" if item.role == "developer" else item.role, found.text, images=found.images)
 
 
-def _text_of(content: str | Sequence[InputText | OutputText | RefusalText]) -> str:
+def _content_of(content: str | Sequence[InputText | InputImage | OutputText | RefusalText], field: str) -> Content:
+    """Return the texts and images of a content. Raises InvalidInput."""
+    found = Content()
     if isinstance(content, str):
-        return content
-    return "".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
+        found.add_text(content)
+        return found
+    for index, part in enumerate(content):
+        if isinstance(part, InputImage):
+            found.add_image(part.image_url, f"{field}[{index}].image_url")
+        else:
+            found.add_text(part.refusal if isinstance(part, RefusalText) else part.text)
+    return found

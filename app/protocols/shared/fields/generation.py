@@ -5,11 +5,12 @@ request from a validated body; they raise InvalidInput for limits that depend on
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from app.protocols.shared.bodies import MAX_INT32, Body, Remedy, got
+from app.protocols.shared.fields.message_content import Part, TextPart, read_content
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, GenerationSpec, Message, Sampling, Stopping
 
@@ -143,22 +144,13 @@ class StoppingFields(Body):
     ignore_eos: IgnoreEos = False
 
 
-class TextPart(Body):
-    """A part of a message's content."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "…"}]})
-
-    type: Literal["text"]
-    text: str
-
-
 class ChatMessage(Body):
     """One turn of a conversation."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "…"}]})
 
     role: str = Field(min_length=1, max_length=_MAX_ROLE_CHARACTERS, description="As in the model's chat template.")
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[Part], Field(fail_fast=True)]
 
 
 def build_messages(messages: Any, kind: type[ChatMessage] = ChatMessage) -> Any:
@@ -262,13 +254,12 @@ def num_top_logprobs(logprobs: bool | int | None) -> int | None:
 
 
 def to_conversation(messages: Sequence[ChatMessage]) -> Conversation:
-    """Join the text parts of each message."""
-    return Conversation(
-        tuple(
-            Message(each.role, each.content if isinstance(each.content, str) else "".join(p.text for p in each.content))
-            for each in messages
-        )
-    )
+    """Join the text parts of each message, and read its images. Raises InvalidInput."""
+    turns = []
+    for index, each in enumerate(messages):
+        content, images = read_content(each.content, f"messages[{index}].content")
+        turns.append(Message(each.role, content, images=images))
+    return Conversation(tuple(turns))
 
 
 def check_token_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:

@@ -183,9 +183,7 @@ class CompiledStep:
         num_rows = [len(rows.token_ids) for rows in piece]
         return self.adapters.prepare(adapter_ids, num_rows, [rows.num_logits for rows in piece])
 
-    def _set_rows(
-        self, piece: "Sequence[_Rows]", threads: int, images: StepImages | None
-    ) -> tuple[Any, Any, Any]:
+    def _set_rows(self, piece: "Sequence[_Rows]", threads: int, images: StepImages | None) -> tuple[Any, Any, Any]:
         """Set the arguments that describe the rows. Return the arrays whose addresses they have: indices int64, and
         cosines and sines float32 [rows, head size / 2].
         """

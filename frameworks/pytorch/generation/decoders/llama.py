@@ -155,7 +155,7 @@ class LlamaDecoder:
         return frequencies
 
     def _angles(self, layout: StepLayout, frequencies: torch.Tensor) -> torch.Tensor:
-        """Return the angle of each frequency, float32 [tokens, frequencies]. `frequencies`: of a head, or of its half."""
+        """Return the angle of each frequency, float32 [tokens, frequencies]. `frequencies`: of a head or its half."""
         if layout.rope_positions is None:
             return layout.positions[:, None] * frequencies
         sections = torch.from_numpy(np.resize(self._sections, len(frequencies))).to(frequencies.device)

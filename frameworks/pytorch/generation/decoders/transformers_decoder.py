@@ -36,7 +36,7 @@ class TransformersDecoder:
     """A Decoder."""
 
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
-        """`model`: an AutoModelForCausalLM or a LanguagePart, on its device and in its dtype; its weights stay in use."""
+        """`model`: an AutoModelForCausalLM or a LanguagePart, on its device, in its dtype; its weights stay in use."""
         self._model = model
         self._embed = model.get_input_embeddings()
         self._images: StepImages | None = None
@@ -69,7 +69,6 @@ class TransformersDecoder:
         output = self._model(**inputs, position_ids=positions, use_cache=False, **options)
         logits: torch.Tensor = output.logits[0]
         return (logits if self._selects_logits else logits.index_select(0, layout.logit_rows))[: layout.num_logits]
-
 
     def _add_deep(self, index: int, _: Any, __: Any, output: Any) -> Any:
         """Add the vectors of images to the output of a layer, states [1, rows, hidden size] or a tuple with them."""

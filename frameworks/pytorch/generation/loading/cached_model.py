@@ -139,7 +139,7 @@ class CachedModel:
                 cache.arguments["past_key_values" if name in _RENAMED_CACHES else name] = output[name]
         cache.states = [getattr(module, name) for module, name in self._states]
         if cache.options is not None:
-            cache.options = self._model._update_model_kwargs_for_generation(output, options)
+            cache.options = self._model._update_model_kwargs_for_generation(output, options, is_encoder_decoder=False)
         logits: torch.Tensor = output.logits[0]
         return logits[logits.shape[0] - num_logits :]
 

@@ -131,11 +131,11 @@ class HuggingFaceTokenizer:
         """
         return self._ids_of(text, add_special_tokens, "prompt")
 
-    def ids_with_images(self, text: str) -> list[int]:
+    def ids_with_images(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the tokens of a prompt whose placeholders are expanded. The vocabulary of some models has no image
         tokens, so the ids may exceed it. Raises InvalidInput for the field `messages`.
         """
-        return self._encoded(text, False, "messages")
+        return self._encoded(text, add_special_tokens, "messages")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return tokens as the vocabulary spells them, "Ġthe" or "▁the"; an empty string for an id without a token.

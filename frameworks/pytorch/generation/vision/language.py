@@ -38,7 +38,8 @@ class LanguagePart(torch.nn.Module):
         return dtype
 
     def get_output_embeddings(self) -> torch.nn.Module:
-        return self.lm_head
+        head: torch.nn.Module = self.lm_head
+        return head
 
     def get_input_embeddings(self) -> torch.nn.Module:
         embeddings: torch.nn.Module = self.whole.get_input_embeddings()

@@ -97,8 +97,10 @@ def see_by_caches(load: GeneratorLoad, vision: Vision, cached: CachedModel) -> N
         cache = cached.start()
         with torch.inference_mode():
             rows = [cached.logits_of_images(ids, media.inputs, cache, 1)]
-            for index in range(len(ids), len(trial.token_ids)):
-                rows.append(cached.logits(trial.token_ids[index : index + 1], index, cache, 1))
+            rows += [
+                cached.logits(trial.token_ids[index : index + 1], index, cache, 1)
+                for index in range(len(ids), len(trial.token_ids))
+            ]
         off = trial.off(torch.cat(rows).float().cpu())
     except Exception as error:
         trial.check_memory(error)
@@ -108,4 +110,3 @@ def see_by_caches(load: GeneratorLoad, vision: Vision, cached: CachedModel) -> N
             f"{load.folder}: vision: its logits after images are off by {off:.3g} times their spread; "
             "set vision = false to serve texts alone"
         )
-

@@ -1,5 +1,6 @@
 """transformers' processor of a model that sees: a text with placeholders and its images to tokens and tensors."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ class ImageProcessing:
         self._whole = whole
         self._lock = Lock()
         self._dtype: torch.dtype = whole.dtype
-        self.placeholder: str = getattr(self._processor, "image_token", None) or ""
+        names = ("image_placeholder_token", "image_token")  # Qianfan has one for the text of prompts
+        tokens = (getattr(self._processor, name, None) for name in names)
+        self.placeholder: str = next((each for each in tokens if isinstance(each, str)), "")
         """Stands for an image in the text of a prompt; empty where the processor knows none."""
         ids = (getattr(whole.config, name, None) for name in _TOKEN_NAMES)
         self.image_id: int | None = next((each for each in ids if isinstance(each, int)), None)
@@ -43,6 +46,7 @@ class ImageProcessing:
         # Most models count tokens; Qwen's have sections.
         own = type(whole)._prepare_position_ids_for_generation
         self._has_positions = own is not GenerationMixin._prepare_position_ids_for_generation
+        self._reads_types = self._has_positions and "mm_token_type_ids" in inspect.signature(whole.forward).parameters
 
     def num_tokens(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the tokens of images by their sizes, (height, width); 0 where the processor cannot tell."""
@@ -60,8 +64,24 @@ class ImageProcessing:
         ones in the dtype of the model. Raises ValueError and others where text and images do not fit.
         """
         with self._lock:
-            made = self._processor(text=text, images=[list(images)], add_special_tokens=False, return_tensors="pt")
-        return {name: self._narrowed(value) for name, value in made.items() if name not in _DROPPED[1:]}
+            made = self._processor(
+                text=text,
+                images=[list(images)],
+                add_special_tokens=self.adds_special_tokens(text),
+                return_tensors="pt",
+            )
+        inputs = {name: self._narrowed(value) for name, value in made.items() if name not in _DROPPED[1:]}
+        if self._reads_types and "mm_token_type_ids" not in inputs:
+            types = self._processor.create_mm_token_type_ids(inputs["input_ids"].tolist())
+            inputs["mm_token_type_ids"] = torch.tensor(types)
+        return inputs
+
+    def adds_special_tokens(self, text: str) -> bool:
+        """Return whether a prompt of the chat template still needs the tokens before a text, as transformers decides
+        it for conversations of a processor.
+        """
+        first = self._processor.tokenizer.bos_token
+        return first is None or not text.startswith(first)
 
     def process_each(self, images: Sequence[Image]) -> list[ProcessedImage]:
         """Process each image by itself, as the first of a prompt. Raises as `process`."""
@@ -71,12 +91,17 @@ class ImageProcessing:
                 options = processor._merge_kwargs(
                     tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt"
                 )["images_kwargs"]
-                nested, _, _, _ = processor.prepare_inputs_layout(images=[image])
+                nested = processor.prepare_inputs_layout(images=[image])[0]
                 made, [text] = processor._process_images(nested, **options)
             unused = processor.unused_input_names
             inputs = {name: self._narrowed(value) for name, value in made.items() if name not in unused}
             found.append(ProcessedImage(text, inputs))
         return found
+
+    def num_image_tokens(self, image: ProcessedImage) -> int:
+        """Return the tokens of an image that its vectors replace."""
+        token = self._processor.tokenizer.convert_ids_to_tokens(self.image_id)
+        return image.text.count(token) if isinstance(token, str) else 0
 
     def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         """Return a prompt with its placeholders replaced, one for each image."""
@@ -92,11 +117,12 @@ class ImageProcessing:
         if not self._has_positions:
             return own
         ids = inputs["input_ids"]
-        if "mm_token_type_ids" not in own:
+        if self._reads_types and "mm_token_type_ids" not in own:  # of images that were processed one by one
             types = self._processor.create_mm_token_type_ids(ids.tolist())
             own["mm_token_type_ids"] = torch.tensor(types)
         with self._lock:
-            positions = self._whole._prepare_position_ids_for_generation(ids, {**own, "input_ids": ids})
+            options = {**own, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            positions = self._whole._prepare_position_ids_for_generation(ids, options)
         return own | {"position_ids": positions}
 
     def positions(self, inputs: Mapping[str, Any]) -> Positions | None:

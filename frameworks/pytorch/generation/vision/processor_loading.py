@@ -1,8 +1,10 @@
 """Load transformers' processor of a folder. Its part for videos needs torchvision, which the server does not use."""
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,6 +17,7 @@ from transformers.utils import is_torchvision_available
 from frameworks.core.errors import InvalidModel
 
 _changes = Lock()
+_ABSENT = object()
 
 
 class UnreadVideos(BaseImageProcessor):  # type: ignore[misc]  # untyped
@@ -27,6 +30,8 @@ class UnreadVideos(BaseImageProcessor):  # type: ignore[misc]  # untyped
     merge_size = 2
     fps = 1
     num_frames = 4
+    font = ""  # of ERNIE, for the times that it writes on frames
+    slice_mode, downsample_mode = True, "16x"  # of MiniCPM-V
 
     @classmethod
     def from_pretrained(cls, *_: Any, **__: Any) -> "UnreadVideos":
@@ -34,30 +39,55 @@ class UnreadVideos(BaseImageProcessor):  # type: ignore[misc]  # untyped
         return cls()
 
 
+@cache
+def _pixtral_processor() -> Any:
+    """Return Pixtral's processor, whose module reads one function from a module that needs torchvision."""
+    name = "transformers.models.pixtral.image_processing_pixtral"
+    sys.modules[name] = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
+    try:
+        return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
+    finally:
+        del sys.modules[name]
+
+
 @contextmanager
-def _without_videos() -> Iterator[None]:
-    """Let transformers build processors whose part for videos is absent, where torchvision is."""
+def _without_torchvision() -> Iterator[None]:
+    """Let transformers build processors of images and text where torchvision is absent."""
     if is_torchvision_available():
         yield
         return
     smolvlm = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
     videos = importlib.import_module("transformers.models.auto.video_processing_auto")
+    pixtral = importlib.import_module("transformers.models.pixtral")
     bases = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
+    changed = (
+        (videos, "AutoVideoProcessor", UnreadVideos),
+        # It writes the times of a video in words.
+        (smolvlm, "num2words", smolvlm.num2words or str),
+        (pixtral, "PixtralProcessor", _pixtral_processor()),
+        (transformers, "PixtralProcessor", _pixtral_processor()),
+    )
     with _changes:
-        kept = bases["video_processor"], videos.AutoVideoProcessor, smolvlm.num2words
-        bases["video_processor"], videos.AutoVideoProcessor = "BaseImageProcessor", UnreadVideos
-        # It writes the numbers of a video in words.
-        smolvlm.num2words = smolvlm.num2words or str
+        # Lazy modules of transformers have no attribute before it is read.
+        kept, base = [vars(module).get(name, _ABSENT) for module, name, _ in changed], bases["video_processor"]
+        bases["video_processor"] = "BaseImageProcessor"
+        for module, name, value in changed:
+            setattr(module, name, value)
         try:
             yield
         finally:
-            bases["video_processor"], videos.AutoVideoProcessor, smolvlm.num2words = kept
+            bases["video_processor"] = base
+            for (module, name, _), value in zip(changed, kept, strict=True):
+                if value is _ABSENT:
+                    delattr(module, name)
+                else:
+                    setattr(module, name, value)
 
 
 def load_processor(folder: Path) -> Any:
     """Return the processor of images and text of a folder. Raises InvalidModel."""
     try:
-        with _without_videos():
+        with _without_torchvision():
             processor = transformers.AutoProcessor.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )

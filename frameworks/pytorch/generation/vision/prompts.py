@@ -1,7 +1,7 @@
 """Prompts of conversations with images: their token ids, and what the model computes of the images."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -115,14 +115,13 @@ class ImagePrompts:
             len(ids), (ImageGroup(key, own, spans),), {}, self.processing.positions(inputs), blocks=self._blocks(spans)
         )
 
-    def _separate(
-        self, text: str, images: Sequence[Image], keys: Sequence[int]
-    ) -> tuple[list[int], PromptMedia]:
+    def _separate(self, text: str, images: Sequence[Image], keys: Sequence[int]) -> tuple[list[int], PromptMedia]:
         processing = self.processing
         processed = processing.process_each(images)
-        ids = self._tokenizer.ids_with_images(processing.expand(text, processed))
+        adds_special_tokens = processing.adds_special_tokens(text)
+        ids = self._tokenizer.ids_with_images(processing.expand(text, processed), adds_special_tokens)
         spans = _runs(ids, processing.image_id)
-        counts = [each.text.count(processing.placeholder) for each in processed]
+        counts = [processing.num_image_tokens(each) for each in processed]
         of_images = _divided(spans, counts)
         groups = tuple(
             ImageGroup(key, each.inputs, own) for key, each, own in zip(keys, processed, of_images, strict=True)
@@ -176,8 +175,8 @@ def _divided(spans: Sequence[tuple[int, int]], counts: Sequence[int]) -> list[tu
     if len(tokens) != sum(counts) or not all(counts):
         raise InvalidInput(
             "messages",
-            f"expected {sum(counts)} image tokens in the prompt, got {len(tokens)}; remove the model's image token from "
-            "the texts",
+            f"expected {sum(counts)} image tokens in the prompt, got {len(tokens)}; remove the model's image token "
+            "from the texts",
         )
     found, end = [], 0
     for count in counts:
@@ -188,7 +187,7 @@ def _divided(spans: Sequence[tuple[int, int]], counts: Sequence[int]) -> list[tu
     return found
 
 
-def _concatenated(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _concatenated(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the tensors of several images together, without their pixels."""
     first = inputs[0] if inputs else {}
     names = [name for name, value in first.items() if isinstance(value, torch.Tensor) and "pixel" not in name]

@@ -163,9 +163,7 @@ class VisionTrial:
 
     def _images(self, num_images: int) -> list[Image.Image]:
         random = np.random.default_rng(0)
-        return [
-            Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _SIZES[:num_images]
-        ]
+        return [Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _SIZES[:num_images]]
 
     def check_memory(self, error: Exception) -> None:
         """Raise OutOfMemory if memory is the cause."""
