@@ -1,5 +1,7 @@
 """Load a model on several ranks, for the engine on rank 0."""
 
+from dataclasses import replace
+
 import torch
 
 from frameworks.core.progress import phase
@@ -53,6 +55,8 @@ def load_parallel(load: GeneratorLoad) -> ServedModel:
     phase("starting the ranks")
     # The processes inherit the folder of compiled kernels.
     device_kernels.are_available(torch.device(load.device.id))
+    # The tokenizer is of this process.
+    load = replace(load, tokenizer=None)
     followers = Followers(load)
     try:
         loaded = _load(load, followers)

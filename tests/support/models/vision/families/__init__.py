@@ -1,0 +1,1 @@
+"""Make the models of families, a module for each: call the functions of `catalogue_b`."""
