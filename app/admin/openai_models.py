@@ -66,6 +66,7 @@ def capabilities_of(spec: ModelSpec) -> list[str]:
             "tools": generation.text_format.tools is not None,
             "thinking": generation.text_format.thinks,
             "insert": generation.can_infill,
+            "vision": generation.vision is not None,
         }
         return [name for name, is_found in found.items() if is_found]
     names = {"embed": "embedding", "rerank": "rerank", "classify": "classification"}

@@ -41,3 +41,19 @@ SERVED = frozenset(
         *("VideoLlavaForConditionalGeneration", "VipLlavaForConditionalGeneration"),
     }
 )
+_ENCODER_DECODER = "it has an encoder and a decoder of texts"
+NOT_SERVED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("BlipForConditionalGeneration", "Florence2ForConditionalGeneration"),
+            *("Pix2StructForConditionalGeneration", "PPFormulaNetForConditionalGeneration"),
+            *("T5Gemma2ForConditionalGeneration", "UdopForConditionalGeneration", "VisionEncoderDecoderModel"),
+        ),
+        _ENCODER_DECODER,
+    ),
+    "DiffusionGemmaForBlockDiffusion": "it writes blocks of tokens by diffusion",
+    "EvollaForProteinText2Text": "it reads proteins, not images",
+    "InstructBlipVideoForConditionalGeneration": "it reads videos, not images",
+    "PI0ForConditionalGeneration": "it gives the actions of a robot, not text",
+}
+"""Those that are refused by name at load, with the reason."""

@@ -83,6 +83,13 @@ class ProductTiming(ResponseBody):
     trials: list[KernelTiming] = Field(description="Measured kernels; empty for one kernel alone and for small shapes.")
 
 
+class ConversationImages(ResponseBody):
+    """The bounds of the images of a conversation."""
+
+    max_images: int
+    max_image_pixels: int = Field(description="Of each image.")
+
+
 class RequestCounts(ResponseBody):
     """Requests to the model since the server's start: those of the key's tenant, or for an operator all."""
 
@@ -129,6 +136,9 @@ class ModelDescription(ResponseBody):
     memory_bytes: int | None
     attention: str | None = Field(
         description="paged, or transformers and the reason why its own caches are used; null without text generation."
+    )
+    vision: ConversationImages | None = Field(
+        description="Of a language model that sees: the bounds of the images of a conversation; null for others."
     )
     graphs: str | None = Field(
         description="Which runs or decode steps are CUDA graphs, or none and the reason; null for others."
@@ -266,6 +276,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "awaits_kernels": bool(spec and spec.awaits_kernels),
         "progress": work_of(slot.name),
         "attention": _attention(spec),
+        "vision": asdict(spec.generation.vision) if spec and spec.generation and spec.generation.vision else None,
         "graphs": spec.graphs if spec else None,
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,

@@ -107,6 +107,12 @@ class HuggingFaceTokenizer:
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
+            if prompt.images:
+                raise InvalidInput(
+                    prompt.images[0].field,
+                    "expected only texts, as this request reads no images, got one; send it to a model that sees, in "
+                    "a request that generates text",
+                )
             text = self.render(prompt)
             if limit is not None:
                 self.check_length(text, limit, "messages")

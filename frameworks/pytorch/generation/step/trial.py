@@ -36,6 +36,8 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25, to
 # If a token attends to later ones, logits change by more than this part of the tolerance.
 _CAUSAL_TOLERANCE = 0.1
 _ROUNDS = 3
+MASKED = 1e4
+"""Logits from this size on are no result of the model's arithmetic."""
 
 Compute = Callable[[list[StepPart]], torch.Tensor]
 """Parts of a step → their logits."""
@@ -187,8 +189,12 @@ class Trial:
 
 
 def _off(logits: Any, expected: Any) -> float:
-    """Return the error of logits, relative to the spread of the expected ones."""
-    return float(np.sqrt(np.square(logits - expected).mean())) / max(float(expected.std()), 1e-6)
+    """Return the error of logits, relative to the spread of the expected ones. Tokens that the model masks are left
+    out: their logits are the lowest number of the dtype.
+    """
+    is_free = np.abs(expected) < MASKED
+    own, wanted = logits[is_free], expected[is_free]
+    return float(np.sqrt(np.square(own - wanted).mean())) / max(float(wanted.std()), 1e-6)
 
 
 def _timed(run: Callable[[], torch.Tensor], rounds: int) -> tuple[torch.Tensor, float]:

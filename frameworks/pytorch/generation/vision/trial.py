@@ -14,6 +14,7 @@ from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Conversation, Message, MessageImage, Sampling
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
+from frameworks.pytorch.generation.step.trial import MASKED
 from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm
 from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.scheduling.steps.sequence import Sequence as TextSequence
@@ -173,7 +174,10 @@ class VisionTrial:
 
 
 def _off(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the error of values, relative to the spread of the expected ones, but for masked logits."""
     wide, wanted = values.float(), expected.float()
+    is_free = wanted.abs() < MASKED
+    wide, wanted = wide[is_free], wanted[is_free]
     return float((wide - wanted).square().mean().sqrt()) / max(float(wanted.std()), 1e-6)
 
 

@@ -25,12 +25,12 @@ class BlockMemory:
 
     def _write(self, part: StepPart, position: int) -> None:
         block = part.sequence.blocks[position // self._block_tokens]
-        known = (*part.sequence.token_ids, *part.proposed)
+        known = (*part.sequence.content_ids, *part.proposed)
         self._blocks[block][position % self._block_tokens] = known[: position + 1]
 
     def _check(self, part: StepPart) -> None:
         sequence = part.sequence
-        known = (*sequence.token_ids, *part.proposed)
+        known = (*sequence.content_ids, *part.proposed)
         for position in range(part.start + part.num_tokens):
             block = sequence.blocks[position // self._block_tokens]
             read = self._blocks[block][position % self._block_tokens]

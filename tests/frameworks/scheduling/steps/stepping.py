@@ -1,6 +1,7 @@
 """A scheduler with small blocks, and helpers to add sequences and run steps."""
 
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
+from frameworks.generation.media import PromptMedia
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Sampling
 from frameworks.scheduling.steps.blocks import BlockPool
@@ -41,6 +42,7 @@ def add(
     tenant: Tenant = DEFAULT_TENANT,
     prompt_logprobs: int | None = None,
     adapter_id: int = 0,
+    media: PromptMedia | None = None,
 ) -> Sequence:
     """`prompt`: the tokens, or their number; then no two sequences share a token."""
     if isinstance(prompt, int):
@@ -56,6 +58,7 @@ def add(
             tenant=tenant,
             prompt_logprobs=prompt_logprobs,
             adapter_id=adapter_id,
+            media=media,
         )
     )
 
