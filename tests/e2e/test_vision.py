@@ -1,0 +1,238 @@
+"""Images in conversations over a real socket: each protocol, their bounds, and what a model without vision answers."""
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.server import MODELS, WAIT_S, RunningServer, assert_refused, serving
+from tests.frameworks.pytorch.generation.vision.seeing import IMAGES, Reference, conversation, image
+from tests.support.models.vision.catalogue import MAKERS
+
+FAMILIES = ("smolvlm", "gemma3", "mllama")
+"""By blocks, with images that see ahead, and by transformers' own caches."""
+CALLERS = 8
+TOKENS = 8
+WIDE = image(3, (400, 300))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, dict[str, Any]]]:
+    """A server, and the greedy texts of transformers' `generate` after 0 to 3 images, by model."""
+    folder = tmp_path_factory.mktemp("seeing")
+    entries, expected = "", {}
+    for family in FAMILIES:
+        path = folder / family
+        path.mkdir()
+        MAKERS[family](path)
+        entries += _entry(family, path)
+        reference = Reference(path)
+        expected[family] = [_text_of(path, reference.text(conversation(IMAGES[:count]))[1]) for count in range(4)]
+    entries += _entry("apart", folder / "smolvlm", 'isolation = "process"')
+    entries += _entry("bounded", folder / "smolvlm", "max_images = 2\nmax_image_pixels = 10000")
+    entries += _entry("blind", folder / "smolvlm", "vision = false")
+    entries += f'[[models.torch_models]]\nname = "texts"\npath = "{MODELS / "tiny-llama"}"\n'
+    with serving(folder, entries) as running:
+        yield running.wait_ready(), expected
+        running.check_log()
+
+
+def _entry(name: str, path: Path, more: str = "") -> str:
+    return f'[[models.torch_models]]\nname = "{name}"\npath = "{path}"\ndtype = "f32"\nmax_batch_size = 4\n{more}\n'
+
+
+def _text_of(folder: Path, token_ids: list[int]) -> str:
+    from tokenizers import Tokenizer
+
+    return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(token_ids))
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def openai_message(count: int) -> dict[str, Any]:
+    """Return the message of `conversation` with so many images."""
+    parts: list[dict[str, Any]] = []
+    for number, data in enumerate(IMAGES[:count]):
+        parts.append({"type": "image_url", "image_url": {"url": data_url(data), "detail": "high"}})
+        parts.append({"type": "text", "text": f"one {number}"})
+    return {"role": "user", "content": [*parts, {"type": "text", "text": " tell me"}]}
+
+
+def post(server: RunningServer, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=WAIT_S, trust_env=False, verify=False)
+
+
+@pytest.fixture(scope="module")
+def client(seeing: tuple[RunningServer, dict[str, Any]]) -> Iterator[openai.OpenAI]:
+    server, _ = seeing
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_concurrent_chats_equal_generate(
+    seeing: tuple[RunningServer, dict[str, Any]], client: openai.OpenAI, family: str
+) -> None:
+    _, expected = seeing
+
+    def answer(count: int) -> str:
+        messages: Any = [openai_message(count)]
+        chat = client.chat.completions.create(model=family, messages=messages, temperature=0, max_tokens=TOKENS)
+        return str(chat.choices[0].message.content)
+
+    counts = [number % 4 for number in range(CALLERS)]
+    with ThreadPoolExecutor(CALLERS) as threads:
+        assert list(threads.map(answer, counts)) == [expected[family][count] for count in counts]
+
+
+def test_separate_process_reads_images(seeing: tuple[RunningServer, dict[str, Any]], client: openai.OpenAI) -> None:
+    _, expected = seeing
+    messages: Any = [openai_message(3)]
+    pieces = client.chat.completions.create(
+        model="apart", messages=messages, temperature=0, max_tokens=TOKENS, stream=True
+    )
+    text = "".join(each.choices[0].delta.content or "" for each in pieces if each.choices)
+    assert text == expected["smolvlm"][3]
+
+
+def test_usage_counts_image_tokens(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, _ = seeing
+    usages = []
+    for count in (0, 1, 1):
+        answer = post(server, "/v1/chat/completions", model="smolvlm", messages=[openai_message(count)], max_tokens=1)
+        usages.append(answer.json()["usage"])
+    assert usages[1]["prompt_tokens"] > usages[0]["prompt_tokens"] + 4
+    assert usages[2]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_responses_read_images(seeing: tuple[RunningServer, dict[str, Any]], client: openai.OpenAI) -> None:
+    _, expected = seeing
+    content: list[Any] = []
+    for number, data in enumerate(IMAGES[:2]):
+        content.append({"type": "input_image", "image_url": data_url(data), "detail": "auto"})
+        content.append({"type": "input_text", "text": f"one {number}"})
+    content.append({"type": "input_text", "text": " tell me"})
+    answer = client.responses.create(
+        model="smolvlm", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=TOKENS
+    )
+    assert answer.output_text == expected["smolvlm"][2]
+
+
+def test_messages_read_images(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, expected = seeing
+    content: list[Any] = []
+    for number, data in enumerate(IMAGES[:2]):
+        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+        content += [{"type": "image", "source": source}, {"type": "text", "text": f"one {number}"}]
+    content.append({"type": "text", "text": " tell me"})
+    messages = [{"role": "user", "content": content}]
+    answer = post(server, "/v1/messages", model="smolvlm", messages=messages, temperature=0, max_tokens=TOKENS)
+    assert answer.json()["content"][0]["text"] == expected["smolvlm"][2]
+
+
+def test_native_and_generate_read_images(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, expected = seeing
+    own = server.infer("smolvlm", messages=[openai_message(1)], temperature=0, max_tokens=TOKENS)
+    assert own["text"] == expected["smolvlm"][1]
+
+
+def test_ollama_reads_images(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, _ = seeing
+    files = [base64.b64encode(IMAGES[0]).decode()]
+    options = {"temperature": 0, "num_predict": TOKENS}
+    message = {"role": "user", "content": "tell me", "images": files}
+    chat = post(server, "/api/chat", model="smolvlm", messages=[message], options=options, stream=False).json()
+    own = post(server, "/api/generate", model="smolvlm", prompt="tell me", images=files, options=options, stream=False)
+    assert chat["message"]["content"] == own.json()["response"] != ""
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(IMAGES[0])}},
+        {"type": "text", "text": "tell me"},
+    ]
+    same = server.infer("smolvlm", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=TOKENS)
+    assert chat["message"]["content"] == same["text"]
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "field", "reason"),
+    [
+        ("bounded", [IMAGES[0]] * 3, "messages", "expected at most 2 images, got 3"),
+        ("smolvlm", [IMAGES[0]] * 200, "messages", "expected at most 16 images, got 200"),
+        ("bounded", [WIDE], "messages[0].content[0].image_url.url", "expected at most 10000 pixels"),
+        ("texts", [IMAGES[0]], "messages[0].content[0].image_url.url", "the model reads no images"),
+        ("blind", [IMAGES[0]], "messages[0].content[0].image_url.url", "the model reads no images"),
+        ("smolvlm", [b"no image"], "messages[0].content[0].image_url.url", "expected a file in"),
+        ("smolvlm", [IMAGES[0][:200]], "messages[0].content[0].image_url.url", "got a damaged one"),
+    ],
+)
+def test_bad_images_are_refused_by_field(
+    seeing: tuple[RunningServer, dict[str, Any]], model: str, files: list[bytes], field: str, reason: str
+) -> None:
+    server, _ = seeing
+    parts = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in files]
+    answer = post(
+        server, "/v1/chat/completions", model=model, messages=[{"role": "user", "content": parts}], max_tokens=1
+    )
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith(f"{field}: "), answer.text
+    assert reason in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://localhost:8080/metrics",
+        "https://example.org/cat.png",
+        "file:///etc/passwd",
+    ],
+)
+def test_urls_are_never_fetched(seeing: tuple[RunningServer, dict[str, Any]], url: str) -> None:
+    server, _ = seeing
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    answer = post(
+        server, "/v1/chat/completions", model="smolvlm", messages=[{"role": "user", "content": parts}], max_tokens=1
+    )
+    assert answer.status_code == 400
+    assert "the server fetches no URL" in answer.json()["error"]["message"]
+
+
+def test_placeholder_in_text_is_refused(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, _ = seeing
+    message = openai_message(1)
+    message["content"].append({"type": "text", "text": "and <image> more"})
+    answer = post(server, "/v1/chat/completions", model="smolvlm", messages=[message], max_tokens=1)
+    assert_refused(answer, 400, "invalid_input", "expected <image> for each of 1 images in the prompt, got it 2 times")
+
+
+def test_images_beyond_context_are_refused(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, _ = seeing
+    parts = [{"type": "image_url", "image_url": {"url": data_url(WIDE)}}] * 16
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": "a" * 4000}]}
+    answer = post(server, "/v1/chat/completions", model="smolvlm", messages=[message], max_tokens=1)
+    assert answer.status_code == 400, answer.text
+    assert "tokens" in answer.json()["error"]["message"]
+
+
+def test_models_describe_vision(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, _ = seeing
+    described = {each["name"]: each["vision"] for each in server.client.get("/models").json()["models"]}
+    assert described["bounded"] == {"max_images": 2, "max_image_pixels": 10_000}
+    assert described["blind"] is described["texts"] is None
+    listed = {each["id"]: each["capabilities"] for each in server.client.get("/v1/models").json()["data"]}
+    assert "vision" in listed["gemma3"]
+    assert "vision" not in listed["texts"]
+
+
+def test_blind_model_takes_less_memory(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+    server, expected = seeing
+    size = {each["name"]: each["memory_bytes"] for each in server.client.get("/models").json()["models"]}
+    assert size["blind"] < size["smolvlm"]
+    text = server.infer("blind", messages=[openai_message(0)], temperature=0, max_tokens=TOKENS)
+    assert text["text"] == expected["smolvlm"][0]
