@@ -153,7 +153,9 @@ class GenerationService:
         with_images = conversation_with_images(request)
         if with_images is not None:
             if request.prompt_options.top_logprobs is not None:
-                raise InvalidInput("prompt_logprobs", "expected none for a prompt with images, got some; omit the field")
+                raise InvalidInput(
+                    "prompt_logprobs", "expected none for a prompt with images, got some; omit the field"
+                )
             prompt_ids, media = await self._images.prepare(with_images, limit, max_tokens, held, timings)
             ids = [prompt_ids]
         elif len(suffix) * len(prompts) <= _MAX_SHORT_CHARACTERS and _are_short(prompts):

@@ -1,6 +1,6 @@
 """The images of one prompt: what the model computes of them, and which tokens they take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -21,11 +21,6 @@ class ImageGroup:
     key: int
     inputs: Mapping[str, Any]
     spans: tuple[tuple[int, int], ...]
-
-    @property
-    def first(self) -> int:
-        """The first token that needs the vectors."""
-        return self.spans[0][0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,23 +65,26 @@ class PromptMedia:
                 content[first:end] = [group.key] * (end - first)
         return content
 
-    def end_of_part(self, start: int, end: int, *, begins_group: bool) -> int:
-        """Return where a part of the prompt ends that begins at `start` and should end at `end`; at least one token
-        is left. `begins_group`: False: before the first group that begins in it.
+    def first_missing(
+        self, start: int, end: int, is_ready: Callable[[ImageGroup], bool]
+    ) -> tuple[int, ImageGroup] | None:
+        """Return the first of the tokens from `start` to `end` whose vectors are not ready, and their group."""
+        missing = [
+            (max(first, start), group)
+            for group in self.groups
+            for first, last in group.spans
+            if first < end and last > start and not is_ready(group)
+        ]
+        return min(missing, key=lambda each: each[0]) if missing else None
+
+    def end_of_part(self, start: int, end: int) -> int:
+        """Return where a part of the prompt ends that begins at `start` and should end at `end`.
 
         A block that the part would divide is left to the next one, or is whole if the part begins with it.
         """
         if self.is_whole:
             return self.num_tokens if start < self.num_tokens else end
-        firsts = [group.first for group in self.groups if start <= group.first < end]
-        allowed = firsts[1:] if begins_group else firsts
-        if allowed and allowed[0] > start:
-            end = min(end, allowed[0])
         for first, last in self.blocks:
             if first < end < last:
                 return last if first <= start else first
         return end
-
-    def begins_group(self, start: int, end: int) -> bool:
-        """Return whether the vectors of a group are needed for the first time by tokens from `start` to `end`."""
-        return any(start <= group.first < end for group in self.groups)

@@ -132,11 +132,12 @@ class FairStep:
             sequence = tenant.queue.waiting.take()
             if sequence is None:
                 return None
-            if sequence.is_unread or not self._plan.accepts(sequence):
+            if sequence.is_unread:
                 tenant.deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)
-            if cached.is_pending and tenant.is_prefilling:
+            is_pending = cached.is_pending and tenant.is_prefilling
+            if is_pending or not self._plan.accepts(sequence, len(cached.blocks) * self._running.pool.block_tokens):
                 tenant.deferred.append(sequence)
                 continue
             if not self._may_start(tenant, sequence) or not self._reserve(tenant, sequence, cached.blocks):

@@ -4,15 +4,17 @@ Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Y
 in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from frameworks.core.fairness import TenantShare
+from frameworks.core.tenants import Tenant
+from frameworks.generation.media import ImageGroup
 from frameworks.generation.sequences import SequenceRequest, StepStats
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.scheduling.steps.fair_step import FairStep
 from frameworks.scheduling.steps.running import RunningSequences
-from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan
+from frameworks.scheduling.steps.sequence import Sequence, StepPart, StepPlan, always_ready
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS, StepCost
 from frameworks.scheduling.steps.tenant_queues import TenantQueue, TenantQueues
 
@@ -48,6 +50,10 @@ class StepScheduler:
         self._splits_prompts = splits_prompts
         self._max_scored_tokens = max_scored_tokens
         self._has_paused = False
+        self.is_ready: Callable[[Sequence, ImageGroup], bool] = always_ready
+        """As StepPlan.is_ready."""
+        self.wanted: tuple[Sequence, ImageGroup] | None = None
+        """As StepPlan.wanted, of the last plan."""
         self._running = RunningSequences(pool)
         self.running = self._running.sequences
         """The sequences that hold blocks, the oldest first. A step may pause some of them."""
@@ -82,11 +88,12 @@ class StepScheduler:
         self._queues.forget(sequence)
 
     def plan(self, held: Collection[str] = ()) -> StepPlan:
-        """Plan the next step. The plan is empty only if there is no sequence, or the host has to read tokens first.
+        """Plan the next step. The plan is empty only if there is no sequence, the host has to read tokens first, or all
+        prompts need images that are not ready.
 
         `held`: names of tenants that are left out if others have work.
         """
-        plan = StepPlan(splits_prompts=self._splits_prompts, scorable=self._max_scored_tokens)
+        plan = StepPlan(splits_prompts=self._splits_prompts, scorable=self._max_scored_tokens, is_ready=self.is_ready)
         queue = self._queues.only
         if queue is not None:
             self._plan_of_one_tenant(plan, queue)
@@ -99,7 +106,15 @@ class StepScheduler:
             _sort(plan)
         if self._running.copies:
             plan.copies = self._running.take_copies()
+        self.wanted = plan.wanted
         return plan
+
+    def charge_image(self, sequence: Sequence, seconds: float) -> tuple[Tenant, float]:
+        """Charge a tenant for the work on an image; return the cost, as StepPlan.costs have it."""
+        share = self._queues.of(sequence).share
+        cost = seconds / (self.cost.seconds_of(1) or seconds or 1.0)
+        self._queues.clock.ran({share: cost})
+        return share.tenant, cost
 
     def add_proposals(self, plan: StepPlan, proposals: Mapping[int, tuple[int, ...]]) -> None:
         """Add proposed tokens to decodes of a plan, as far as they fit, and charge their tenants.
@@ -250,11 +265,11 @@ class StepScheduler:
             sequence = queue.waiting.take()
             if sequence is None:
                 break
-            if sequence.is_unread or not plan.accepts(sequence):
+            if sequence.is_unread:
                 deferred.append(sequence)
                 continue
             cached = self._running.match(sequence)
-            if cached.is_pending:
+            if cached.is_pending or not plan.accepts(sequence, len(cached.blocks) * self.pool.block_tokens):
                 deferred.append(sequence)
                 continue
             if not self._running.reserve(sequence, cached.blocks):

@@ -1,10 +1,11 @@
 """A sequence in progress, and the part of it that a step computes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from frameworks.core.fairness import TenantShare
-from frameworks.generation.media import PromptMedia
+from frameworks.generation.media import ImageGroup, PromptMedia
 from frameworks.generation.sequences import NO_TOKEN, SequenceRequest
 from frameworks.scheduling.steps.blocks import Chain, Copy
 from frameworks.scheduling.steps.step_cost import MIN_PROMPT_TOKENS
@@ -130,6 +131,11 @@ class StepPart:
         return [*own, *self.proposed] if self.proposed else own
 
 
+def always_ready(_: Sequence, __: ImageGroup) -> bool:
+    """As StepPlan.is_ready, of a model without vectors of images."""
+    return True
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first. They and the
@@ -137,8 +143,9 @@ class StepPlan:
 
     `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
     `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.
-    `scorable`: number of tokens that may yet be scored; `is_scored`: some are. `images`: groups of images that may
-    yet be begun.
+    `scorable`: number of tokens that may yet be scored; `is_scored`: some are. `whole_prompts`: of
+    models that read images in a pass of their own, that may yet be computed. `is_ready`: whether the vectors of a group
+    are computed. `wanted`: the first group that is not, and its sequence.
     """
 
     copies: list[Copy] = field(default_factory=list)
@@ -148,19 +155,25 @@ class StepPlan:
     splits_prompts: bool = True
     scorable: int = MIN_PROMPT_TOKENS
     is_scored: bool = False
-    images: int = 1
+    whole_prompts: int = 1
+    is_ready: Callable[[Sequence, ImageGroup], bool] = always_ready
+    wanted: tuple[Sequence, ImageGroup] | None = None
 
-    def accepts(self, sequence: Sequence) -> bool:
-        """Return False for a prompt that has to be scored, or whose next token begins an image, if no further ones may
-        be in this step.
+    def accepts(self, sequence: Sequence, cached_tokens: int | None = None) -> bool:
+        """Return False for a prompt that has to be scored, or reads images in a pass of its own, if no further one may
+        be in this step; and for one whose next token needs an image that is not ready, which is then `wanted`.
+
+        `cached_tokens`: found in the cache, for a sequence that has not started.
         """
+        if self.scorable <= 0 and sequence.num_scored < sequence.num_to_score:
+            return False
         media = sequence.request.media
-        if media is not None and self.images <= 0 and (media.is_whole or not sequence.blocks):
-            return False
-        start = sequence.num_computed_tokens
-        if media is not None and self.images <= 0 and media.begins_group(start, start + 1):
-            return False
-        return self.scorable > 0 or sequence.num_scored == sequence.num_to_score
+        if media is None:
+            return True
+        start = sequence.num_computed_tokens if cached_tokens is None else cached_tokens
+        if media.is_whole:
+            return self.whole_prompts > 0 or start > 0
+        return self._missing(sequence, media, start, start + 1) is None
 
     def add_part(self, sequence: Sequence, budget: int) -> int:
         """Add a part of at most `budget` tokens, or of the whole prompt; return their number.
@@ -182,8 +195,21 @@ class StepPlan:
         return count
 
     def _with_images(self, sequence: Sequence, media: PromptMedia, count: int) -> int:
-        """Return the tokens of a part with images, and count the group that it begins."""
+        """Return the tokens of a part that ends before the first image that is not ready."""
         start = sequence.num_computed_tokens
-        end = media.end_of_part(start, start + count, begins_group=self.images > 0)
-        self.images -= media.begins_group(start, end)
+        if media.is_whole:
+            self.whole_prompts -= start == 0
+        else:
+            missing = self._missing(sequence, media, start, start + count)
+            count = count if missing is None else missing - start
+        end = media.end_of_part(start, start + count)
         return min(end, len(sequence.token_ids)) - start
+
+    def _missing(self, sequence: Sequence, media: PromptMedia, start: int, end: int) -> int | None:
+        """Return the first token from `start` to `end` whose image is not ready."""
+        found = media.first_missing(start, end, lambda group: self.is_ready(sequence, group))
+        if found is None:
+            return None
+        if self.wanted is None:
+            self.wanted = sequence, found[1]
+        return found[0]

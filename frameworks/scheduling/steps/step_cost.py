@@ -6,6 +6,8 @@ _MAX_SLOWDOWN = 2.6
 _MAX_PAUSE = 3.0
 # Minimum of prompt tokens in a step: without any, a prompt would never be measured, nor start.
 MIN_PROMPT_TOKENS = 16
+# Seconds of an image without decodes beside it: new requests, and the ends of others, wait for so long at most.
+_ALONE_S = 0.05
 # Of the newest step in the means.
 _NEWEST_WEIGHT = 0.2
 # A step that the machine delayed does not predict the next one.
@@ -74,6 +76,13 @@ class StepCost:
     def max_tokens_in_pause(self, decodes: int) -> int:
         """Return how many tokens a prompt may have that is computed in one step, while so many decodes pause."""
         return min(self._max_prompt_tokens, self._fitting(decodes, _MAX_PAUSE))
+
+    def image_seconds(self, decodes: int) -> float:
+        """Return for how long an image may be computed beside so many decodes. As for prompts, a step then takes at
+        most _MAX_SLOWDOWN times as long as the decodes alone; without any, until the queue is looked at again.
+        """
+        alone_s = self.seconds_of(decodes) if decodes else None
+        return _ALONE_S if alone_s is None else (_MAX_SLOWDOWN - 1) * alone_s
 
     def prompt_token_cost(self, decodes: int) -> float:
         """Return the cost of a prompt token beside so many decodes, if each decode costs 1; 1 before measurements."""

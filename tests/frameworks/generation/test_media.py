@@ -30,34 +30,29 @@ def prompts(draw: st.DrawFn) -> PromptMedia:
 
 
 @given(prompts(), st.integers(1, 20))
-def test_parts_cover_prompt_once(media: PromptMedia, budget: int) -> None:
-    start, begun = 0, 0
+def test_parts_cover_prompt_and_divide_no_block(media: PromptMedia, budget: int) -> None:
+    start = 0
     while start < media.num_tokens:
-        end = media.end_of_part(start, min(start + budget, media.num_tokens), begins_group=True)
+        end = media.end_of_part(start, min(start + budget, media.num_tokens))
         assert start < end <= media.num_tokens
-        # A part begins at most one group, and divides no block.
-        firsts = [each.first for each in media.groups if start <= each.first < end]
-        assert len(firsts) <= 1 or media.blocks
         assert not any(first < end < last for first, last in media.blocks)
-        begun += len(firsts)
         start = end
-    assert begun == len(media.groups)
 
 
-@given(prompts(), st.integers(1, 20))
-def test_part_ends_before_group_without_budget(media: PromptMedia, budget: int) -> None:
-    for start in range(media.num_tokens):
-        if media.begins_group(start, start + 1) or any(first < start < end for first, end in media.blocks):
-            continue
-        end = media.end_of_part(start, min(start + budget, media.num_tokens), begins_group=False)
-        assert start < end
-        assert not media.begins_group(start, end)
+@given(prompts(), st.sets(st.integers(-8, -2)), st.data())
+def test_first_missing_token_is_found(media: PromptMedia, ready: set[int], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, media.num_tokens - 1))
+    end = data.draw(st.integers(start + 1, media.num_tokens))
+    owners = {token: group for group in media.groups for first, last in group.spans for token in range(first, last)}
+    missing = [token for token in range(start, end) if token in owners and owners[token].key not in ready]
+    found = media.first_missing(start, end, lambda group: group.key in ready)
+    assert found == ((missing[0], owners[missing[0]]) if missing else None)
 
 
 def test_whole_prompt_is_one_part() -> None:
     media = PromptMedia(9, (group(-2, (2, 5)),), {}, is_whole=True)
-    assert media.end_of_part(0, 3, begins_group=True) == 9
-    assert media.end_of_part(9, 12, begins_group=True) == 12
+    assert media.end_of_part(0, 3) == 9
+    assert media.end_of_part(9, 12) == 12
 
 
 def test_content_ids_name_images() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import structlog
 import torch
@@ -9,6 +10,7 @@ import torch
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.generation.generation_config import default_sampling, eos_token_ids, forced_tokens
+from frameworks.generation.media import ImageGroup
 from frameworks.generation.tools.formats import TextFormat, format_of_template, thinks_by_template
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.generation.loading.cached_loading import load_cached
@@ -24,11 +26,13 @@ from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.generation.step.parts import EndsWithModel, EngineParts
 from frameworks.pytorch.generation.step.shape import NotPaged, read_limits
+from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.quantization.texts import HELD_OUT_TEXT
 from frameworks.scheduling.speculation.proposals import PromptLookup
 from frameworks.scheduling.speculation.speculator import Speculator
 from frameworks.scheduling.steps.scheduler import StepScheduler
+from frameworks.scheduling.steps.sequence import Sequence
 from frameworks.scheduling.steps.step_cost import StepCost
 from frameworks.types import ModelSpec, TensorType, ValueSpec
 
@@ -101,7 +105,11 @@ def _loaded(
         # Tokens are proposed after those that the host knows.
         served.device_sampler if speculation is None else None,
         served.image_prompts,
+        served.tower,
     )
+    if served.tower is not None:
+        served.tower.pace(entry.name, performance.intra_op_threads)
+        scheduler.is_ready = partial(_has_vectors, served.tower)
     closing: list[EndsWithModel] = [each.switch for each in (served, drafting) if each and each.switch is not None]
     if served.followers is not None:
         closing.append(served.followers)
@@ -113,6 +121,11 @@ def _loaded(
     if drafting is not None and drafting.switch is not None:
         drafting.switch.start(lambda *_: None)
     return loaded
+
+
+def _has_vectors(tower: VisionTower, sequence: Sequence, group: ImageGroup) -> bool:
+    """As StepPlan.is_ready."""
+    return tower.has(group, sequence.request.tenant.cache_scope)
 
 
 def _served(load: GeneratorLoad) -> ServedModel:

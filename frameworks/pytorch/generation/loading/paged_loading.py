@@ -129,6 +129,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         graphs=on_device.graphs,
         device_sampler=on_device.sampler,
         image_prompts=None if vision is None else vision.prompts,
+        tower=runner.tower,
     )
 
 

@@ -13,6 +13,7 @@ from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.parts import EndsWithModel
 from frameworks.pytorch.generation.vision.prompts import ImagePrompts
+from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.pytorch.generation.weights.packed.building import build_causal_model
 from frameworks.pytorch.generation.weights.packed.weight import WeightSource
@@ -59,7 +60,8 @@ class ServedModel:
     `dtype`: of most weights, if the files have them packed; None: as the load says. `switch`: to compiled kernels,
     which the caller starts; None where the model waits for none. `graphs`: as ModelSpec.graphs. `device_sampler`:
     None where the host samples. `followers`: the other ranks of `tensor_parallel`, which end with the model.
-    `devices`: of all ranks; empty: that of the load. `image_prompts`: None where it reads no images.
+    `devices`: of all ranks; empty: that of the load. `image_prompts`: None where it reads no images. `tower`: as
+    EngineParts.tower.
     """
 
     runner: StepRunner
@@ -78,6 +80,7 @@ class ServedModel:
     followers: EndsWithModel | None = None
     devices: tuple[str, ...] = ()
     image_prompts: ImagePrompts | None = None
+    tower: VisionTower | None = None
 
 
 def load_model(load: GeneratorLoad) -> Any:

@@ -144,7 +144,10 @@ class GeneratingModel:
         failed, self._failed = self._failed, []
         step, self._in_flight = self._in_flight or self._launch(parts, held), None
         if step is None:
-            return StepResult([], [], failed, parts.scheduler.stats(self._block_bytes))
+            result = StepResult([], [], failed, _NO_STATS)
+            self._work_on_image(parts, 0, result)
+            result.stats = parts.scheduler.stats(self._block_bytes)
+            return result
         plan = step.plan
         parts.scheduler.advance(plan)
         following = self._launch(parts, held) if self._expect_tokens(step) else None
@@ -155,6 +158,7 @@ class GeneratingModel:
             result.scored = self._scorer.take_scored(plan.parts)
         self._take_all(parts, step, sampled, result)
         self._learn(parts, step, result)
+        self._work_on_image(parts, sum(part.num_tokens == 1 for part in plan.parts), result)
         if self._sequences:
             self._in_flight = following
         result.stats = parts.scheduler.stats(self._block_bytes)
@@ -197,6 +201,8 @@ class GeneratingModel:
             helper.close()
         if self._parts is not None and self._parts.device_sampler is not None:
             self._parts.device_sampler.finish()
+        if self._parts is not None and self._parts.tower is not None:
+            self._parts.tower.close()
         self._parts = self._in_flight = None
         self._sequences.clear()
         empty_cache(self._device)
@@ -290,6 +296,26 @@ class GeneratingModel:
             parts.speculation.learn_step(decodes, prompt_tokens, result.num_proposed, seconds)
         else:
             parts.scheduler.cost.learn(decodes, prompt_tokens, seconds, len(step.plan.parts) - decodes)
+
+    def _work_on_image(self, parts: EngineParts, num_decodes: int, result: StepResult) -> None:
+        """Compute the image that a prompt waits for, for as long as it may delay the decodes of the next step."""
+        wanted, tower = parts.scheduler.wanted, parts.tower
+        if wanted is None or tower is None or wanted[0].sequence_id not in self._sequences:
+            return
+        sequence, group = wanted
+        started_s = time.perf_counter()
+        try:
+            tower.work(group, sequence.request.tenant.cache_scope, parts.scheduler.cost.image_seconds(num_decodes))
+        except Exception as error:
+            ours = map_device_error(error, "an image of a text", self._device)
+            if ours is None and not isinstance(error, RUN_ERRORS):
+                raise
+            empty_cache(self._device)
+            self.abort(sequence.sequence_id)
+            result.failed.append((sequence.sequence_id, ours or ModelFailed(f"an image cannot be computed: {error}")))
+            return
+        ended_s = self._last_read_s = time.perf_counter()
+        result.costs += (parts.scheduler.charge_image(sequence, ended_s - started_s),)
 
     def _take_all(
         self, parts: EngineParts, step: StepInFlight, sampled: list[Sampled | RoundhouseError], result: StepResult

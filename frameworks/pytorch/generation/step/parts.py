@@ -16,6 +16,7 @@ from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.vision.prompts import ImagePrompts
+from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import StepPlan
 
@@ -23,7 +24,8 @@ from frameworks.scheduling.steps.sequence import StepPlan
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """The components of a generating model. `speculation`: None where no tokens are proposed. `device_sampler`: None
-    where the host reads each step before the next. `image_prompts`: None where it reads no images.
+    where the host reads each step before the next. `image_prompts`: None where it reads no images. `tower`:
+    None where the runner computes them in its own pass.
     """
 
     runner: StepRunner
@@ -35,6 +37,7 @@ class EngineParts:
     speculation: Speculation | None = None
     device_sampler: DeviceSampler | None = None
     image_prompts: ImagePrompts | None = None
+    tower: VisionTower | None = None
 
 
 class EndsWithModel(Protocol):

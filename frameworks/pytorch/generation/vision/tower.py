@@ -1,18 +1,23 @@
 """The vision part of a model: transformers' tower and projector, and a cache of the vectors that they computed."""
 
 import inspect
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from frameworks.generation.media import ImageGroup
+from frameworks.pytorch.generation.vision.paced_run import PacedThread
 
 MAX_CACHED_BYTES = 64 * 1024**2
 """Bytes of vectors that are kept for images of later requests."""
+
+
+# Modules between which a slice of time may end.
+_LONG = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.LayerNorm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,15 @@ class ImageVectors:
 
 
 class VisionTower:
-    """Used by one thread. `compute_s`: seconds that the last steps took for images; the reader sets it to 0."""
+    """Used by one thread."""
 
     def __init__(self, whole: Any, max_cached_bytes: int = MAX_CACHED_BYTES) -> None:
         """`whole`: transformers' model, on its device and in its dtype. Raises AttributeError where it has no
         `get_image_features`.
         """
+        self._whole = whole
+        self._thread: PacedThread[ImageVectors] | None = None
+        self._begun: tuple[str, int] | None = None
         base = whole.model if hasattr(getattr(whole, "model", None), "get_image_features") else whole
         self._features = base.get_image_features
         self._names = frozenset(inspect.signature(self._features).parameters)
@@ -43,7 +51,47 @@ class VisionTower:
         self._max_cached_bytes = max_cached_bytes
         self._cached: OrderedDict[tuple[str, int], ImageVectors] = OrderedDict()
         self.cached_bytes = 0
-        self.compute_s = 0.0
+
+    def pace(self, name: str, intra_op_threads: int) -> None:
+        """Compute in slices of time from now on, on a CPU: steps of running texts are between them."""
+        if self._device.type == "cpu":
+            language = set(self._whole.get_decoder().modules())
+            modules = [each for each in self._whole.modules() if isinstance(each, _LONG) and each not in language]
+            self._thread = PacedThread(f"vision-{name}", modules, intra_op_threads)
+
+    def close(self) -> None:
+        """End the thread of slices."""
+        if self._thread is not None:
+            self._thread.close()
+
+    def has(self, group: ImageGroup, scope: str) -> bool:
+        """Return whether the vectors of a group are computed."""
+        return (scope, group.key) in self._cached
+
+    def work(self, group: ImageGroup, scope: str, seconds: float) -> bool:
+        """Compute the vectors of a group, for about so long; return whether they are there. Another group that was
+        begun is dropped. Raises as `vectors_of`.
+        """
+        key = scope, group.key
+        thread = self._thread
+        if thread is None or key in self._cached:
+            self.vectors_of(group, scope)
+            return True
+        if self._begun != key:
+            thread.cancel()
+            self._begun = key
+        if not thread.is_busy:
+            thread.begin(partial(self.compute, group.inputs))
+        try:
+            vectors = thread.advance(seconds)
+        except BaseException:
+            self._begun = None
+            raise
+        if vectors is None:
+            return False
+        self._begun = None
+        self._keep(key, group, vectors)
+        return True
 
     def vectors_of(self, group: ImageGroup, scope: str) -> ImageVectors:
         """Return the vectors of a group's tokens; those of equal files are computed once.
@@ -56,9 +104,9 @@ class VisionTower:
         if known is not None:
             self._cached.move_to_end(key)
             return known
-        started_s = time.perf_counter()
-        vectors = self.compute(group.inputs)
-        self.compute_s += time.perf_counter() - started_s
+        return self._keep(key, group, self.compute(group.inputs))
+
+    def _keep(self, key: tuple[str, int], group: ImageGroup, vectors: ImageVectors) -> ImageVectors:
         num_tokens = sum(end - first for first, end in group.spans)
         if len(vectors.vectors) != num_tokens:
             raise ValueError(f"expected vectors of {num_tokens} image tokens, got {len(vectors.vectors)}")

@@ -78,6 +78,12 @@ def step(scheduler: StepScheduler, memory: BlockMemory | None = None, token_id: 
     assert plan.parts, "there is work, and nothing is planned"
     if memory is not None:
         memory.carry_out(plan)
+    finish(scheduler, plan, token_id)
+    return plan
+
+
+def finish(scheduler: StepScheduler, plan: StepPlan, token_id: int = 0) -> None:
+    """Record that a plan was executed; every sequence that completes gets `token_id`."""
     scheduler.advance(plan)
     for part in plan.parts:
         if part.completes:
@@ -85,7 +91,6 @@ def step(scheduler: StepScheduler, memory: BlockMemory | None = None, token_id: 
             if part.sequence.num_generated_tokens >= part.sequence.request.max_tokens:
                 scheduler.remove(part.sequence)
     scheduler.check_integrity()
-    return plan
 
 
 def run_out(scheduler: StepScheduler) -> None:

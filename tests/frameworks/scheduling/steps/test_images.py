@@ -1,4 +1,4 @@
-"""Images of prompts in the steps: one begins in each, cached blocks are those of the same image, none is divided."""
+"""Images of prompts in the steps: none is read before it is ready, cached blocks are those of the same image."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,13 +8,15 @@ from frameworks.generation.media import ImageGroup, PromptMedia
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan
 from tests.frameworks.scheduling.steps.block_memory import BlockMemory
-from tests.frameworks.scheduling.steps.stepping import BLOCK, add, run_out, scheduler_of, step
+from tests.frameworks.scheduling.steps.stepping import BLOCK, add, finish, run_out, scheduler_of, step
 
 TOKEN = 7
 """The token of all images."""
 
 
-def prompt_of(*parts: int | tuple[int, int], is_whole: bool = False, sees_ahead: bool = False) -> tuple[int, PromptMedia]:
+def prompt_of(
+    *parts: int | tuple[int, int], is_whole: bool = False, sees_ahead: bool = False
+) -> tuple[int, PromptMedia]:
     """Return the length of a prompt and its images. A part is a number of text tokens, or (key, tokens) of an image."""
     end, groups, blocks = 0, [], []
     for part in parts:
@@ -42,30 +44,86 @@ def add_images(
     return add(scheduler, sequence_id, tuple(prompt), 4, media=media, **options)
 
 
-def begun(plan: StepPlan) -> int:
-    """Number of images that begin in a step."""
-    found = 0
-    for part in plan.parts:
-        media = part.sequence.request.media
-        if media is not None:
-            stop = part.start + part.num_tokens
-            found += sum(part.start <= group.first < stop for group in media.groups)
-    return found
+class Tower:
+    """Makes the vectors that a scheduler wants, each in so many steps."""
+
+    def __init__(self, scheduler: StepScheduler, steps: int) -> None:
+        self.ready: set[tuple[str, int]] = set()
+        self.made: list[int] = []
+        self._scheduler, self._steps, self._done = scheduler, steps, 0
+        scheduler.is_ready = lambda sequence, group: (sequence.request.tenant.name, group.key) in self.ready
+
+    def work(self) -> None:
+        wanted = self._scheduler.wanted
+        if wanted is None:
+            return
+        sequence, group = wanted
+        self._done += 1
+        if self._done >= self._steps:
+            self._done = 0
+            self.ready.add((sequence.request.tenant.name, group.key))
+            self.made.append(group.key)
+
+    def check(self, plan: StepPlan) -> None:
+        """Check that each image in a step is ready."""
+        for part in plan.parts:
+            media, stop = part.sequence.request.media, part.start + part.num_tokens
+            if media is not None:
+                own = [group for group in media.groups for a, b in group.spans if a < stop and b > part.start]
+                assert media.is_whole or all(self._scheduler.is_ready(part.sequence, group) for group in own)
 
 
-def test_one_image_begins_in_each_step() -> None:
+def test_texts_continue_while_images_are_made() -> None:
     scheduler = scheduler_of()
-    text = add(scheduler, 0, 3, 30)
+    tower = Tower(scheduler, 3)
+    text = add(scheduler, 0, 3, 60)
     step(scheduler)
     for number in range(1, 4):
         add_images(scheduler, number, *prompt_of(2, (-number - 1, 6), 3, (-number - 10, 6), 2))
-    counts: list[int] = []
-    while sum(counts) < 6:
+    steps = 0
+    while len(tower.made) < 6:
         plan = step(scheduler)
         assert text in [part.sequence for part in plan.parts], "the running text continues"
-        counts.append(begun(plan))
-    assert max(counts) == 1
-    assert len(counts) == 6, "an image begins in each step"
+        tower.check(plan)
+        tower.work()
+        steps += 1
+    assert len(set(tower.made)) == 6
+    assert steps == 6 * 3, "an image is made at each time"
+
+
+def test_text_behind_unready_image_starts() -> None:
+    scheduler = scheduler_of()
+    scheduler.is_ready = lambda *_: False
+    add_images(scheduler, 0, *prompt_of((-2, 6), 3))
+    text = add(scheduler, 1, 3, 4)
+    assert [part.sequence for part in step(scheduler).parts] == [text]
+    assert scheduler.wanted is not None
+    assert scheduler.wanted[0].sequence_id == 0
+
+
+def test_text_before_image_is_computed_first() -> None:
+    scheduler = scheduler_of()
+    scheduler.is_ready = lambda *_: False
+    add_images(scheduler, 0, *prompt_of(5, (-2, 6), 3))
+    [part] = step(scheduler).parts
+    assert (part.start, part.num_tokens) == (0, 5)
+    assert not scheduler.plan().parts
+
+
+def test_cached_image_is_not_wanted() -> None:
+    scheduler = scheduler_of()
+    tower = Tower(scheduler, 1)
+    prompt = prompt_of(1, (-5, 2 * BLOCK), 2 * BLOCK)
+    add_images(scheduler, 0, *prompt)
+    while scheduler.running or scheduler.stats(0).waiting:
+        plan = scheduler.plan()
+        if plan.parts:
+            finish(scheduler, plan)
+        tower.work()
+    tower.ready.clear()
+    again = add_images(scheduler, 1, *prompt)
+    assert [part.sequence for part in step(scheduler).parts] == [again]
+    assert scheduler.wanted is None
 
 
 def test_blocks_of_other_image_are_not_cached() -> None:
@@ -120,22 +178,30 @@ def test_preempted_prompt_is_whole_again() -> None:
         max_size=12,
     ),
     st.integers(1, 20),
+    st.integers(1, 4),
     st.booleans(),
     st.booleans(),
 )
 def test_all_texts_complete(
-    prompts: list[tuple[int, int, int, int, int]], budget: int, sees_ahead: bool, is_whole: bool
+    prompts: list[tuple[int, int, int, int, int]], budget: int, steps: int, sees_ahead: bool, is_whole: bool
 ) -> None:
     scheduler = scheduler_of(blocks=16, max_sequences=4, max_num_batched_tokens=budget)
     memory = BlockMemory(16, BLOCK)
+    tower = Tower(scheduler, steps)
     tenants = [Tenant("a"), Tenant("b", 3.0), Tenant("c")]
     waiting = set()
     for number, (before, key, tokens, after, tenant) in enumerate(prompts):
         length, media = prompt_of(before, (key, tokens), after, is_whole=is_whole, sees_ahead=sees_ahead)
         waiting.add(add_images(scheduler, number, length, media, tenants[tenant]).sequence_id)
-    for _ in range(2000):
-        plan = step(scheduler, memory)
-        assert begun(plan) <= 1
+    for _ in range(4000):
+        plan = scheduler.plan()
+        if not plan.parts:
+            assert scheduler.wanted is not None, "there is work, and nothing is planned"
+            tower.work()
+            continue
+        memory.carry_out(plan)
+        finish(scheduler, plan)
+        tower.check(plan)
         for part in plan.parts:
             media = part.sequence.request.media
             assert media is not None
@@ -143,6 +209,7 @@ def test_all_texts_complete(
             assert not any(first < stop < end for first, end in media.blocks)
             if part.sequence.num_generated_tokens == 4:
                 waiting.discard(part.sequence.sequence_id)
+        tower.work()
         if not waiting:
             return
     raise AssertionError(f"{len(waiting)} texts never completed")
