@@ -19,8 +19,9 @@ from tests.support.models import onnx_graphs
 
 DESCRIBED = {
     "name", "aliases", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized",
-    "quantization", "kernels", "awaits_kernels", "progress", "attention", "vision", "graphs", "downloadable", "memory_bytes",
-    "warm_up", "inputs", "outputs", "vectors", "other_vectors", "reads", "parameters", "image", "last_used", "requests",
+    "quantization", "kernels", "awaits_kernels", "progress", "attention", "vision", "graphs", "downloadable",
+    "memory_bytes", "warm_up", "inputs", "outputs", "vectors", "other_vectors", "reads", "parameters", "image",
+    "last_used", "requests",
 }  # fmt: skip
 IMAGE = {"input_data": [0] * 64}
 
