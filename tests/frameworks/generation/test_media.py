@@ -20,7 +20,7 @@ def prompts(draw: st.DrawFn) -> PromptMedia:
     for text, image in lengths:
         spans.append((end + text, end + text + image))
         end += text + image
-    groups = []
+    groups: list[ImageGroup] = []
     while spans:
         count = draw(st.integers(1, len(spans)))
         groups.append(group(-2 - len(groups), *spans[:count]))

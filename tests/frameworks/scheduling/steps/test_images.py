@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.core.tenants import Tenant
+from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.generation.media import ImageGroup, PromptMedia
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import Sequence, StepPlan
@@ -18,7 +18,9 @@ def prompt_of(
     *parts: int | tuple[int, int], is_whole: bool = False, sees_ahead: bool = False
 ) -> tuple[int, PromptMedia]:
     """Return the length of a prompt and its images. A part is a number of text tokens, or (key, tokens) of an image."""
-    end, groups, blocks = 0, [], []
+    groups: list[ImageGroup] = []
+    blocks: list[tuple[int, int]] = []
+    end = 0
     for part in parts:
         if isinstance(part, int):
             end += part
@@ -33,15 +35,14 @@ def prompt_of(
 
 
 def add_images(
-    scheduler: StepScheduler, sequence_id: int, length: int, media: PromptMedia, tenant: Tenant | None = None
+    scheduler: StepScheduler, sequence_id: int, length: int, media: PromptMedia, tenant: Tenant = DEFAULT_TENANT
 ) -> Sequence:
     """Add a sequence whose tokens are the same in each prompt."""
     prompt = list(range(length))
     for group in media.groups:
         for first, end in group.spans:
             prompt[first:end] = [TOKEN] * (end - first)
-    options = {} if tenant is None else {"tenant": tenant}
-    return add(scheduler, sequence_id, tuple(prompt), 4, media=media, **options)
+    return add(scheduler, sequence_id, tuple(prompt), 4, media=media, tenant=tenant)
 
 
 class Tower:
@@ -133,7 +134,7 @@ def test_blocks_of_other_image_are_not_cached() -> None:
     run_out(scheduler)
     add_images(scheduler, 1, *prompt_of(2, (-5, 3 * BLOCK), 6))
     add_images(scheduler, 2, *prompt_of(2, (-6, 3 * BLOCK), 6))
-    found = {}
+    found: dict[int, int] = {}
     while len(found) < 2:
         found |= dict(step(scheduler).begun)
     # The last token is computed, and the first block has two tokens of text.
@@ -203,10 +204,10 @@ def test_all_texts_complete(
         finish(scheduler, plan)
         tower.check(plan)
         for part in plan.parts:
-            media = part.sequence.request.media
-            assert media is not None
+            own = part.sequence.request.media
+            assert own is not None
             stop = part.start + part.num_tokens
-            assert not any(first < stop < end for first, end in media.blocks)
+            assert not any(first < stop < end for first, end in own.blocks)
             if part.sequence.num_generated_tokens == 4:
                 waiting.discard(part.sequence.sequence_id)
         tower.work()

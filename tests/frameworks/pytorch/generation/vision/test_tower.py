@@ -160,7 +160,7 @@ def test_failing_image_fails_its_text_alone(
 def test_work_on_images_is_charged(model: GeneratingModel) -> None:
     tenant = Tenant("seeing")
     model.add(sequence(model, 0, conversation([IMAGES[0]]), tenant=tenant))
-    costs = []
+    costs: list[tuple[Tenant, float]] = []
     while model.has_work:
         costs += stepped(model).costs
     assert all(charged == tenant for charged, _ in costs)
