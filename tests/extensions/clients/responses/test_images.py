@@ -114,7 +114,7 @@ PARTS = [
     ({"image_url": "https://a.org/a.png"}, ".image_url", "the server fetches no URL"),
     ({"image_url": {"url": "aW1n"}}, ".image_url", "expected a string, got an object"),
     ({"image_url": None}, ".image_url", "expected a string, got null"),
-    ({"file_id": "f"}, ".file_id", f"expected null, got ; no file is stored: send image_url"),
+    ({"file_id": "f"}, ".file_id", 'expected null, got "f"; no file is stored: send image_url'),
     ({"file_id": "f", "image_url": None}, ".file_id", "no file is stored: send image_url"),
     ({"file_id": None}, ".image_url", "expected a string, got nothing"),
     ({}, ".image_url", "expected a string, got nothing"),
