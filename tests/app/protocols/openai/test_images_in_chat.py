@@ -102,7 +102,7 @@ def test_texts_alone_are_unchanged() -> None:
 
 def test_tokenize_has_same_prompt_as_chat() -> None:
     messages = [{"role": "user", "content": [text("a"), image(b"1")]}]
-    prompt = decode(TOKENIZE_CODEC, model="caller", messages=messages).request.prompt  # type: ignore[union-attr]
+    prompt = decode(TOKENIZE_CODEC, model="caller", messages=messages).request.prompt
     assert prompt == conversation(*messages)
 
 

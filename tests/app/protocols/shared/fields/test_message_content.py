@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.protocols.shared.bodies import Body, read_body
 from app.protocols.shared.fields.generation import Messages, to_conversation
-from app.protocols.shared.fields.message_content import Content, ImagePart, ImageUrl, TextPart, read_content
+from app.protocols.shared.fields.message_content import Content, ImagePart, TextPart, read_content
 from frameworks.core.errors import InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import Conversation, Message, MessageImage
 
@@ -137,7 +137,7 @@ def test_content_of_one_message() -> None:
 
 
 def test_field_of_content_is_within_that_of_image() -> None:
-    part = ImagePart(type="image_url", image_url=ImageUrl(url="YQ"))
+    part = read_body(ImagePart, {"type": "image_url", "image_url": {"url": "YQ"}})
     _, [image] = read_content([TextPart(type="text", text="a"), part], "turns[3].content")
     assert image == MessageImage(b"a", 1, "turns[3].content[1].image_url.url")
 
