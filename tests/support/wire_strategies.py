@@ -36,6 +36,7 @@ from frameworks.generation.types import (
     TextDelta,
     TokenText,
     Usage,
+    VisionSpec,
 )
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.scheduling.batch.batcher import BatchLimits
@@ -290,6 +291,7 @@ specs: st.SearchStrategy[ModelSpec] = st.builds(
         st.frozensets(token_ids, max_size=3),
         sampling=samplings,
         forced_tokens=st.builds(ForcedTokens, last=st.tuples(token_ids)),
+        vision=st.none() | st.builds(VisionSpec, counts, counts),
     ),
 )
 
