@@ -16,7 +16,7 @@ from tests.support.step_models import CONTEXT, StepGate
 
 
 @in_loop
-async def test_bytes_are_held_from_decoding_to_end_of_text() -> None:
+async def test_bytes_are_held_until_text_has_ended() -> None:
     gate, steps = Gate(), StepGate(1)
     prompts = ImagePrompts(gate)
     async with serving(prompts, steps) as harness:

@@ -155,7 +155,7 @@ def test_images_are_shown_between_texts() -> None:
     assert prompt_of(WITH_IMAGES, seen("", 0), seen("", 0, role="tool")) == "<user><image><tool><image>"
 
 
-def test_long_text_divided_by_image_is_no_message_left_out() -> None:
+def test_text_divided_by_image_is_not_left_out() -> None:
     content = "A text of more than sixty characters, in whose middle is the only image."
     prompt = prompt_of(WITH_IMAGES, seen(content, 40))
     assert prompt == f"<user>{content[:40]}<image>{content[40:]}"
