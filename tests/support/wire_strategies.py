@@ -30,11 +30,13 @@ from frameworks.generation.types import (
     GenerationSpec,
     Message,
     MessageCall,
+    MessageImage,
     Sampling,
     Stopping,
     TextDelta,
     TokenText,
     Usage,
+    VisionSpec,
 )
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.scheduling.batch.batcher import BatchLimits
@@ -110,7 +112,8 @@ values: st.SearchStrategy[Value] = st.one_of(
 tensors = st.dictionaries(texts, values, max_size=3)
 
 calls = st.lists(st.builds(MessageCall, texts, texts, texts), max_size=2).map(tuple)
-turns = st.lists(st.builds(Message, texts, texts, calls, texts, texts, texts), max_size=3).map(tuple)
+pictures = st.lists(st.builds(MessageImage, st.binary(max_size=8), counts, texts), max_size=2).map(tuple)
+turns = st.lists(st.builds(Message, texts, texts, calls, texts, texts, texts, pictures), max_size=3).map(tuple)
 conversations = st.builds(Conversation, turns, texts, st.none() | texts)
 text_formats = st.builds(TextFormat, st.sampled_from([None, "hermes", "mistral"]), st.booleans())
 prompts = st.one_of(texts, st.lists(token_ids, max_size=4).map(tuple), conversations)
@@ -288,6 +291,7 @@ specs: st.SearchStrategy[ModelSpec] = st.builds(
         st.frozensets(token_ids, max_size=3),
         sampling=samplings,
         forced_tokens=st.builds(ForcedTokens, last=st.tuples(token_ids)),
+        vision=st.none() | st.builds(VisionSpec, counts, counts),
     ),
 )
 

@@ -35,6 +35,7 @@ _CALL = FieldPolicy(
 _REASONING = FieldPolicy(
     {"encrypted_content": Refusal("the server reads reasoning as text: send content, or omit the item", ("",))}
 )
+_IMAGE = FieldPolicy({"file_id": Refusal("no file is stored: send image_url")})
 
 
 class InputText(Body):
@@ -180,7 +181,7 @@ def _built(item: dict[str, Any], within: str) -> InputItem:
     policy.apply(item, within)
     content = "output" if kind is FunctionOutputItem else "content"
     if kind is not ReasoningItem and content in item:
-        item[content] = _joined(item[content])
+        item[content] = _without_files(_joined(item[content]), f"{within}{content}")
     return read_body(kind, item, within)
 
 
@@ -198,6 +199,18 @@ def _joined(content: Any) -> Any:
     return "".join(part["text"] for part in content) if are_plain else content
 
 
+def _without_files(content: Any, field: str) -> Any:
+    """Remove an empty `file_id` of each image. Raises InvalidInput for any other one."""
+    if not isinstance(content, list):
+        return content
+    parts = list(content)
+    for index, part in enumerate(parts):
+        if isinstance(part, dict) and part.get("type") == "input_image" and "file_id" in part:
+            parts[index] = dict(part)
+            _IMAGE.apply(parts[index], f"{field}[{index}].")
+    return parts
+
+
 InputItems = Annotated[
     list[Annotated[InputItem, _AnyItem()]],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
@@ -210,7 +223,7 @@ class _AssistantTurn:
     """A turn of the assistant, of which chat templates make one message."""
 
     reasoning: list[str] = field(default_factory=list)
-    content: str | None = None
+    content: Content | None = None
     calls: list[MessageCall] = field(default_factory=list)
 
     @property
@@ -219,7 +232,8 @@ class _AssistantTurn:
         return self.content is not None or bool(self.calls)
 
     def message(self) -> Message:
-        return Message("assistant", self.content or "", tuple(self.calls), reasoning="".join(self.reasoning))
+        content, reasoning = self.content or Content(), "".join(self.reasoning)
+        return Message("assistant", content.text, tuple(self.calls), reasoning=reasoning, images=content.images)
 
 
 def to_messages(items: Sequence[InputItem]) -> Iterator[Message]:
@@ -242,7 +256,7 @@ def to_messages(items: Sequence[InputItem]) -> Iterator[Message]:
             turn.calls.append(MessageCall(item.call_id, item.name, item.arguments))
             names[item.call_id] = item.name
         elif isinstance(item, MessageItem):
-            turn.content = _content_of(item.content, f"input[{index}].content").text
+            turn.content = _content_of(item.content, f"input[{index}].content")
     if turn is not None:
         yield turn.message()
 

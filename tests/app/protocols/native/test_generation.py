@@ -18,6 +18,7 @@ from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
     Message,
+    MessageImage,
     Sampling,
     Stopping,
     TokenText,
@@ -43,6 +44,32 @@ def test_prompt_alone_has_defaults() -> None:
     decoded = read({"prompt": "a"})
     assert decoded.request == GenerateRequest(("a",), GENERATION.sampling, Stopping(256, may_be_fewer=True))
     assert (decoded.field, decoded.stream, decoded.priority, decoded.timeout_ms) == ("prompt", False, 5, None)
+
+
+def test_messages_with_images() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aW1n"}}
+    texts = [{"type": "text", "text": each} for each in ("ab", "c")]
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [texts[0], image, texts[1], image]}]
+    fields = [f"messages[1].content[{part}].image_url.url" for part in (1, 3)]
+    images = (MessageImage(b"img", 2, fields[0]), MessageImage(b"img", 3, fields[1]))
+    expected = Conversation((Message("user", "a"), Message("user", "abc", images=images)))
+    assert request({"messages": messages}).prompts == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "!"}}, "image_url.url: expected base64, got other text"),
+        ({"type": "image_url", "image_url": {"url": ""}}, "image_url.url: expected the image of a file, got an empty"),
+        ({"type": "image_url", "image_url": {"url": "http://a.org/a.png"}}, "image_url.url: expected base64 or a data"),
+        ({"type": "image", "image": "YQ"}, 'type: expected "image_url" or "text", got "image"'),
+    ],
+)
+def test_other_image_of_message_is_refused(part: dict[str, Any], message: str) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    with pytest.raises(InvalidInput) as caught:
+        read({"messages": messages})
+    assert caught.value.message.startswith(f"messages[0].content[1].{message}")
 
 
 def test_messages_with_every_option() -> None:

@@ -231,9 +231,10 @@ class TestMessages:
             ({"role": 1, "content": "x"}, "messages[1].role", "string"),
             (
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-                "messages[1].content[0].type",
-                'got "image_url"',
+                "messages[1].content[0].image_url.url",
+                "expected base64",
             ),
+            ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[1].content[0].type", '"image_url"'),
             ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text", "nothing"),
             ({"role": "user", "content": ["x"]}, "messages[1].content[0]", "text"),
         ],

@@ -110,6 +110,9 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
         body[OTHER_SIDES[field]] = ["b"] * len(value)
     if field == "tool_choice" and isinstance(value, dict) and accepts(schema, value):
         body["tools"] = [{"type": "function", **value}]  # the function that is chosen
+    if field == "messages" and value and accepts(schema, value):
+        # No schema states what base64 is.
+        body["messages"] = [_with_files(message) for message in value]
     if field == "tools" and accepts(schema, value):
         # No schema states that names differ.
         value = [_renamed(tool, f"f{index}") for index, tool in enumerate(value or ())]
@@ -125,6 +128,17 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
     else:
         assert refusal is not None
         assert refusal.field.startswith(field)
+
+
+def _with_files(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with a file in each part that is an image."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [
+        part | {"image_url": part["image_url"] | {"url": "YQ"}} if "image_url" in part else part for part in content
+    ]
+    return message | {"content": parts}
 
 
 def _renamed(tool: dict[str, Any], name: str) -> dict[str, Any]:

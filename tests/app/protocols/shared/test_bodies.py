@@ -49,6 +49,10 @@ class Required(Body):
 
 IDS = "integers from 0 to 2147483647"
 MESSAGE = 'like {"content": "…", "role": "user"}'
+PARTS = (
+    'like {"image_url": {"url": "data:image/jpeg;base64,…"}, "type": "image_url"} or objects like '
+    '{"text": "…", "type": "text"}'
+)
 STOP = "string of 1 to 1024 characters"
 LONG = "a" * 1025
 
@@ -88,10 +92,10 @@ LONG = "a" * 1025
         ("messages", [], "", f"expected a list of 1 to 10000 objects {MESSAGE}, got 0 items"),
         ("messages", ["a"], "[0]", f'expected an object {MESSAGE}, got "a"'),
         ("messages", [{"role": "user"}], "[0].content",
-         'expected a string or a list of objects like {"text": "…", "type": "text"}, got nothing'),
+         f"expected a string or a list of objects {PARTS}, got nothing"),
         ("messages", [{"role": "", "content": "a"}], "[0].role", 'expected a string of 1 to 64 characters, got ""'),
         ("messages", [{"role": "u", "content": [{"type": "image"}]}], "[0].content[0].type",
-         'expected "text", got "image"'),
+         'expected "image_url" or "text", got "image"'),
         ("response_format", {"type": "xml"}, ".type",
          'expected "json", "json_object", "json_schema", "regex" or "text", got "xml"'),
         ("response_format", {}, ".type",

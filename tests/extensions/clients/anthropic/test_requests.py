@@ -185,8 +185,11 @@ class TestTools:
         assert request.text_format == TextFormat(None, thinks=True)
 
 
-IMAGE = 'messages[0].content[1].type: expected "text" or "tool_result", got "image"; the server reads only text'
-INNER_IMAGE = 'messages[0].content[1].content[0].type: expected "text", got "image"'
+DOCUMENT = (
+    'messages[0].content[1].type: expected "text" or "image" or "tool_result", got "document"; the server reads texts '
+    "and images: put the text into a text block"
+)
+INNER_DOCUMENT = 'messages[0].content[1].content[0].type: expected "text" or "image", got "document"'
 SEARCH = 'tools[0].type: expected "custom", got "web_search_20250305"; the server itself runs no tools'
 
 
@@ -212,8 +215,7 @@ class TestRefusal:
             ({"messages": BEGUN, "output_config": {"format": FORM}}, "output_config.format: expected none"),
             ({"messages": [{}] * 10_001}, "messages: expected at most 10000 messages, got 10001"),
             ({"messages": ["a"]}, "messages[0]: expected an object"),
-            (block(type="image", source={}), IMAGE),
-            (block(type="document", source={}), "the server reads only text"),
+            (block(type="document", source={}), DOCUMENT),
             (block(type="server_tool_use", id="a"), "the server itself runs no tools"),
             (block(type="web_search_tool_result"), "the server itself runs no tools"),
             (block(type="redacted_thinking", data="a"), "no model reads hidden thinking"),
@@ -222,7 +224,7 @@ class TestRefusal:
             (block(type="text", text=1), "messages[0].content[1].text: expected a string, got 1"),
             (block(type="text", text="a", citations=[{}]), "messages[0].content[1].citations: expected "),
             (block(type="text", txt="a"), "messages[0].content[1].text: expected a string, got nothing"),
-            (block(type="tool_result", tool_use_id="c", content=[{"type": "image"}]), INNER_IMAGE),
+            (block(type="tool_result", tool_use_id="c", content=[{"type": "document"}]), INNER_DOCUMENT),
             ({"system": [{"type": "image"}]}, 'system[0].type: expected "text", got "image"'),
             ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, SEARCH),
             ({"tools": [tool(input_examples=[{}])]}, "tools[0].input_examples: expected "),

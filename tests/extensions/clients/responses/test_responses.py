@@ -219,9 +219,9 @@ class TestRefusals:
             ("input[1].role", {"role": "tool", "content": "a"}),
             ("input[1].content", {"role": "user"}),
             ("input[1].content", {"role": "user", "content": None}),
-            ("input[1].content[0].type", {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
+            ("input[1].content[0].image_url", {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
             ("input[1].content[0].type", {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}),
-            ("input[1].output[0].type", {**RESULT, "output": [{"type": "input_image", "image_url": "x"}]}),
+            ("input[1].output[0].type", {**RESULT, "output": [{"type": "input_file", "file_id": "x"}]}),
             ("input[1].call_id", {"type": "function_call", "name": "a", "arguments": "{}"}),
             ("input[1].namespace", {**CALL, "namespace": "a"}),
             ("input[1].encrypted_content", {"type": "reasoning", "summary": [], "encrypted_content": "x"}),
@@ -232,9 +232,9 @@ class TestRefusals:
     def test_item_is_refused_by_name(self, field: str, item: Any) -> None:
         refused(field, "expected ", input=[USER, item] if item is not None else [])
 
-    def test_only_text_is_read(self) -> None:
-        image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
-        refused("input[0].content[0].type", '"input_image"', "reads only text", input=[image])
+    def test_only_texts_and_images_are_read(self) -> None:
+        file = {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}
+        refused("input[0].content[0].type", '"input_file"', "the server reads text and images", input=[file])
 
     def test_unknown_fields_are_refused(self) -> None:
         assert isinstance(decode_error(CODEC, model="caller", input="Hi", temprature=1), UnknownField)

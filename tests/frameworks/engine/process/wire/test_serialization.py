@@ -33,7 +33,7 @@ from frameworks.engine.process.wire.serialization import (
     tenant_from_plain,
     tenant_to_plain,
 )
-from frameworks.generation.types import Constraint, GenerateRequest
+from frameworks.generation.types import Constraint, Conversation, GenerateRequest, Message, MessageImage
 from frameworks.types import (
     ClassifyAnswer,
     EmbedAnswer,
@@ -105,6 +105,29 @@ def test_damaged_content_sent_raises_only_protocol_error(name: str, content: obj
 def test_field_of_other_type_raises_protocol_error(content: object) -> None:
     with pytest.raises(ProtocolError, match="TextRequest"):
         request_from_plain(["TextRequest", content])
+
+
+def test_images_of_conversation_are_sent() -> None:
+    large = MessageImage(bytes(range(256)) * 4096, 2, "messages[1].content[1].image_url.url")
+    images = (large, MessageImage(b"\x00", 2, "messages[1].content[2].image_url.url"))
+    prompt = Conversation((Message("system", "a"), Message("user", "abc", images=images)))
+    request = GenerateRequest((prompt,))
+    received = request_from_plain(_sent(request_to_plain(request)))
+    assert received == request
+    assert isinstance(received, GenerateRequest)
+    assert isinstance(received.prompts[0], Conversation)
+    assert [type(each.data) for each in received.prompts[0].images] == [bytes, bytes]
+
+
+@pytest.mark.parametrize(
+    "image", [{"data": 1, "at": 0, "field": "a"}, {"data": b"a", "at": "0", "field": "a"}, {"data": b"a"}, b"a"]
+)
+def test_damaged_image_raises_protocol_error(image: object) -> None:
+    request = GenerateRequest((Conversation((Message("user", "a", images=(MessageImage(b"a", 0, "a"),)),)),))
+    name, content = _sent(request_to_plain(request))
+    content["prompts"][0]["messages"][0]["images"] = [image]
+    with pytest.raises(ProtocolError, match="GenerateRequest"):
+        request_from_plain([name, content])
 
 
 def test_constraint_of_unknown_kind_raises_protocol_error() -> None:

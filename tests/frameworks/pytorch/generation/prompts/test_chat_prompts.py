@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.types import Conversation, Message, MessageCall
+from frameworks.generation.types import Conversation, Message, MessageCall, MessageImage
 from frameworks.pytorch.generation.prompts.chat_prompts import ChatPrompts
 from frameworks.pytorch.generation.prompts.chat_template import ChatTemplate
 from tests.support.models.generation_tokenizers import CHAT_TEMPLATE, write_generation_tokenizer
@@ -135,3 +135,42 @@ def test_changed_content_is_no_message_left_out() -> None:
         "{% for m in messages %}{{ m.content | trim | tojson }}{% endfor %}", Message("user", long)
     )
     assert prompt_of("{{ messages[0].content.split('</think>')[-1] | upper }}", Message("user", "a</think>b")) == "B"
+
+
+WITH_IMAGES = (
+    "{% for message in messages %}<{{ message.role }}>{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def seen(content: str, *ats: int, role: str = "user") -> Message:
+    """Return a message with an image at each offset of its content."""
+    return Message(role, content, images=tuple(MessageImage(b"1", at, "image") for at in ats))
+
+
+def test_images_are_shown_between_texts() -> None:
+    prompt = prompt_of(WITH_IMAGES, Message("system", "Be short."), seen("Which is it?", 0, 6, 6, 12))
+    assert prompt == "<system>Be short.<user><image>Which <image><image>is it?<image>"
+    assert prompt_of(WITH_IMAGES, seen("", 0), seen("", 0, role="tool")) == "<user><image><tool><image>"
+
+
+def test_text_divided_by_image_is_not_left_out() -> None:
+    content = "A text of more than sixty characters, in whose middle is the only image."
+    prompt = prompt_of(WITH_IMAGES, seen(content, 40))
+    assert prompt == f"<user>{content[:40]}<image>{content[40:]}"
+
+
+@pytest.mark.parametrize("last", [seen("I see", 0), seen("I see ", 1), seen("I see", 5), seen("", 0)])
+def test_message_with_image_is_continued(last: Message) -> None:
+    talk = (Message("user", "Look."), Message("assistant", last.content, images=last.images))
+    prompts = ChatPrompts(ChatTemplate(WITH_IMAGES, VARIABLES))
+    whole = prompts.render(Conversation(talk, ending="messages"))
+    assert prompts.render(Conversation(talk, ending="last_message")) == whole
+
+
+def test_left_out_message_with_image_is_refused() -> None:
+    template = WITH_IMAGES.replace("in messages", "in messages if message.role == 'user'")
+    with pytest.raises(InvalidInput, match='got message 2 of 3 with the role "tool", which it leaves out'):
+        prompt_of(template, seen("Look.", 5), seen("Seen.", 0, role="tool"), Message("user", "Well?"))
+    assert prompt_of(template, seen("Look.", 5), seen("Again.", 0)) == "<user>Look.<image><user><image>Again."

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from frameworks.core.errors import InvalidInput, InvalidModel
-from frameworks.generation.types import Message, MessageCall
+from frameworks.generation.types import Message, MessageCall, MessageImage
 from frameworks.pytorch.generation.prompts.chat_template import ChatTemplate
 from tests.support.models.generation_tokenizers import CHAT_TEMPLATE, write_generation_tokenizer
 from tests.support.models.tool_templates import TEMPLATES as TOOL_TEMPLATES
@@ -194,3 +194,64 @@ def test_arguments_cut_off_stay_text() -> None:
     cut = Message("assistant", "", (MessageCall("1", "f", '{"a": "'),))
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {})
     assert template.render((cut,)) == '{"a": "'
+
+
+def with_images(content: str, *ats: int, role: str = "user") -> Message:
+    """Return a message with an image at each offset of its content."""
+    return Message(role, content, images=tuple(MessageImage(b"1", at, "image") for at in ats))
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        (with_images("abc", 0), [None, "abc"]),
+        (with_images("abc", 3), ["abc", None]),
+        (with_images("abc", 2), ["ab", None, "c"]),
+        (with_images("abc", 0, 0, 1, 3, 3), [None, None, "a", None, "bc", None, None]),
+        (with_images("", 0), [None]),
+        (with_images("", 0, 0), [None, None]),
+        (with_images("é🚂 \n", 2), ["é🚂", None, " \n"]),
+    ],
+)
+def test_image_stays_between_its_texts(message: Message, parts: list[str | None]) -> None:
+    template = ChatTemplate("{{ messages[0].content | tojson }}", {})
+    expected = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+    for part_roles in ((), ("user",)):
+        assert json.loads(template.render((message,), part_roles=part_roles)) == expected
+
+
+def test_only_messages_with_images_have_parts() -> None:
+    template = ChatTemplate("{{ messages | map(attribute='content') | list | tojson }}", {})
+    talk = (Message("system", "a"), with_images("b", 1), Message("assistant", ""), Message("user", "c"))
+    image, text = {"type": "image"}, [{"type": "text", "text": "c"}]
+    assert json.loads(template.render(talk)) == ["a", [{"type": "text", "text": "b"}, image], "", "c"]
+    assert json.loads(template.render(talk, part_roles=("user",)))[3] == text
+
+
+def test_prompt_with_images_equals_transformers(tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}"
+        "{% endfor %}"
+    )
+    write_generation_tokenizer(tmp_path, chat_template=source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
+    image, words = {"type": "image"}, [{"type": "text", "text": each} for each in ("Which ", " is it?")]
+    sent = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": [image, words[0], image, image, words[1]]},
+        {"role": "tool", "content": [image]},
+    ]
+    talk = (Message("system", "Be short."), with_images("Which  is it?", 0, 6, 6), with_images("", 0, role="tool"))
+    text = tokenizer.apply_chat_template(sent, tokenize=False)
+    assert ChatTemplate(source, {}).render(talk) == text
+    assert text == "<system>Be short.<user><image>Which <image><image> is it?<tool><image>"
+
+
+def test_calls_and_reasoning_stay_beside_images() -> None:
+    images = (MessageImage(b"1", 0, "image"),)
+    message = Message("assistant", "a", (MessageCall("1", "f", "{}"),), name="n", reasoning="Hm.", images=images)
+    turn = json.loads(ChatTemplate("{{ messages[0] | tojson }}", {}).render((message,)))
+    assert turn.pop("content") == [{"type": "image"}, {"type": "text", "text": "a"}]
+    plain = Message("assistant", "a", message.tool_calls, name="n", reasoning="Hm.")
+    assert json.loads(ChatTemplate("{{ messages[0] | tojson }}", {}).render((plain,))) == turn | {"content": "a"}
