@@ -174,7 +174,7 @@ def _field_error(
 
 def _locate(kind: type[Body], detail: Any, fields: Mapping[str, Any]) -> _Place:
     """Follow the location of an error through the value and the schema. Names of union branches are no steps of it."""
-    location: tuple[str | int, ...] = detail["loc"][:-2] if detail["loc"][-1] == "[key]" else detail["loc"]
+    location: tuple[str | int, ...] = detail["loc"][:-2] if _is_of_key(detail) else detail["loc"]
     if detail["type"].startswith("union_tag"):
         location = (*location, detail["ctx"]["discriminator"].strip("'"))
     path: list[str | int] = []
@@ -193,6 +193,12 @@ def _locate(kind: type[Body], detail: Any, fields: Mapping[str, Any]) -> _Place:
             schemas, value = _alternatives(_members(schemas, str(step))), value.get(step)
             path.append(step)
     return _Place(tuple(path), tuple(schemas), names)
+
+
+def _is_of_key(detail: Any) -> bool:
+    """Return whether an error is of a name in a map. A member may have the name by which pydantic marks these."""
+    location = detail["loc"]
+    return location[-1] == "[key]" and detail["type"] not in _ABSENT and detail["input"] == location[-2]
 
 
 def _members(schemas: Iterable[Schema], name: str) -> Iterator[Schema]:
@@ -221,7 +227,7 @@ def _progress(place: _Place, detail: Any) -> tuple[int, ...]:
 
 def _expected(place: _Place, types: Collection[str], detail: Any) -> str:
     """Describe the schemas of the branches that the value describe_value closest to. `types`: of their errors."""
-    if detail["loc"][-1] == "[key]":
+    if _is_of_key(detail):
         return f"keys that match {detail['ctx'].get('pattern')}"
     kinds = {_EXPECTED_TYPES.get(each, _JSON_TYPES.get(type(detail["input"]), "")) for each in types}
     if "integer" in kinds:
