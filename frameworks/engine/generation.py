@@ -13,8 +13,8 @@ from frameworks.core.text_lengths import TextLimit
 from frameworks.core.timings import Timings
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
-from frameworks.engine.conversation_images import ConversationImages, HeldImages, conversation_with_images
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
+from frameworks.engine.images import ConversationImages, HeldImages, conversation_with_images
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads, size_of_prompt

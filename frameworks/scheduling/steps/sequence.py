@@ -76,7 +76,7 @@ class Sequence:
 
     @property
     def content_ids(self) -> list[int]:
-        """What identifies its cached blocks: the tokens, those of images as their hashes."""
+        """The tokens by which its cached blocks are found: those of images are their hashes."""
         media = self.request.media
         return self.token_ids if media is None else media.content_ids(self.token_ids)
 

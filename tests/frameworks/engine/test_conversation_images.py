@@ -7,7 +7,7 @@ import pytest
 from frameworks.core.errors import InvalidInput
 from frameworks.core.text_lengths import TextLimit
 from frameworks.core.timings import Timings
-from frameworks.engine.conversation_images import HeldImages, conversation_with_images
+from frameworks.engine.images import HeldImages, conversation_with_images
 from frameworks.generation.types import GenerateRequest, Stopping
 from tests.frameworks.engine.image_prompts import MAX_BYTES, TENSOR_BYTES, CountedLimit, ImagePrompts, serving, talk
 from tests.support.batch_models import Gate
@@ -78,7 +78,7 @@ async def test_later_images_hold_what_earlier_ones_took() -> None:
 @in_loop
 async def test_requests_wait_for_bytes_in_order() -> None:
     steps = StepGate(1)
-    async with serving(ImagePrompts(), steps) as harness:
+    async with serving(ImagePrompts(tensor_bytes=900), steps) as harness:
         first = await harness.begin(talk(b"1" * 900))
         second = task(harness.begin(talk(b"2" * 200)))
         third = task(harness.begin(talk(b"3")))
@@ -90,7 +90,7 @@ async def test_requests_wait_for_bytes_in_order() -> None:
         first.close()
         for each in (second, third):
             (await each).close()
-        harness.check_released(900, 200, TENSOR_BYTES)
+        harness.check_released(900, 900, 900)
 
 
 @in_loop
@@ -143,3 +143,13 @@ def test_only_conversation_with_images_has_them() -> None:
     assert conversation_with_images(talk()) is None
     assert conversation_with_images(GenerateRequest(("a", "b"))) is None
     assert conversation_with_images(GenerateRequest(((1, 2),))) is None
+
+
+@in_loop
+async def test_bytes_that_images_did_not_take_are_released() -> None:
+    steps = StepGate(1)
+    async with serving(ImagePrompts(), steps) as harness:
+        generation = await harness.begin(talk(b"1" * 900))
+        assert harness.memory.held_bytes == TENSOR_BYTES
+        steps.open()
+        generation.close()

@@ -1,4 +1,4 @@
-"""Run a function of torch in slices of time, on a thread of its own that never runs beside its caller.
+"""Run a function of torch in slices of time, on a thread of its own that never runs concurrently with its caller.
 
 A vision tower takes as long as hundreds of decode steps. Its modules pause between each other, so that the steps of
 running texts continue.

@@ -15,7 +15,7 @@ from frameworks.generation.media import Positions
 from frameworks.pytorch.generation.vision.processor_loading import load_processor
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
-# What is no argument of the model's own pass, or has a value that generation drops.
+# Tensors that are no argument of the model's own pass, or that generation drops.
 _DROPPED = ("input_ids", "attention_mask", "text_replacement_offsets")
 
 

@@ -46,7 +46,7 @@ def add_images(
 
 
 class Tower:
-    """Makes the vectors that a scheduler wants, each in so many steps."""
+    """Makes the vectors of the scheduler's next image, each in so many steps."""
 
     def __init__(self, scheduler: StepScheduler, steps: int) -> None:
         self.ready: set[tuple[str, int]] = set()
