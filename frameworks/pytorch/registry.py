@@ -11,6 +11,8 @@ from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes
 from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchModelEntry
+from frameworks.generation.image_text_models import NOT_SERVED
+from frameworks.generation.image_text_models import SERVED as SEEING
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
@@ -273,6 +275,7 @@ def _draft_entry(entry: TorchModelEntry, dtype: Dtype | None) -> TorchModelEntry
         kernels=entry.kernels,
         kv_cache_dtype=entry.kv_cache_dtype,
         min_cosine=entry.min_cosine,
+        vision=False,
     )
 
 
@@ -305,6 +308,9 @@ def _check_kind(files: ModelFiles) -> None:
     folder, config, model_type = files.folder, files.config, files.entry.model_type
     if not config.model_type:
         raise InvalidModel(f"{folder / 'config.json'}: model_type: expected the name of an architecture, got none")
+    reason = NOT_SERVED.get(config.architecture)
+    if reason is not None:
+        raise InvalidModel(f"{folder}: {config.architecture} is not served: {reason}; choose another model")
     if config.is_encoder_decoder or (config.architecture.endswith(_GENERATES_OTHERWISE) and not config.generates):
         raise InvalidModel(
             f"{folder}: expected an encoder (embed, classify) or a causal language model (generate), "
@@ -352,6 +358,10 @@ def _check_packed(files: ModelFiles) -> None:
     if not files.config.generates:
         found = files.config.architecture or files.config.model_type
         raise InvalidModel(f"{name}: expected a language model that generates text, got {found}; serve its original")
+    if files.config.architecture in SEEING:
+        raise InvalidModel(
+            f"{name}: expected weights of floating point for a model that sees, got quantized ones; serve its original"
+        )
     if files.packed.elements and files.entry.dtype not in (None, *DTYPES):
         raise InvalidModel(
             f'{name}: dtype: expected "f32", "f16" or "bf16", got "{files.entry.dtype}": the weights are quantized '

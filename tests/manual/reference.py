@@ -11,7 +11,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -173,6 +173,42 @@ def access() -> str:
     return "\n".join(["| scope | routes and gRPC methods |", "|---|---|", *rows])
 
 
+def vision() -> str:
+    """Return the table of transformers' model types that read images and generate text."""
+    # Makers of models need torch and transformers.
+    from frameworks.generation.image_text_models import NOT_SERVED as OTHERS
+    from tests.support.models.vision.catalogue import (
+        BY_CACHES,
+        MAKERS,
+        MODEL_TYPES,
+        NEEDS_TORCHVISION,
+        NOT_BUILT,
+        REFUSED,
+    )
+
+    served = MAKERS.keys() - REFUSED.keys()
+    reasons: dict[str, list[str]] = {}
+    for name in sorted(MODEL_TYPES.keys() - served - NEEDS_TORCHVISION):
+        reason = OTHERS.get(MODEL_TYPES[name]) or REFUSED.get(name) or NOT_BUILT[name]
+        reasons.setdefault(reason, []).append(name)
+    rows = [
+        ("paged attention", served - BY_CACHES),
+        ("transformers' own caches", BY_CACHES),
+        (
+            "where torchvision is installed beside the server; most with transformers' own caches",
+            frozenset(NEEDS_TORCHVISION),
+        ),
+    ]
+    lines = ["| path | model types |", "|---|---|"]
+    lines += [f"| {path} ({len(names)}) | {_joined(names)} |" for path, names in rows]
+    lines += [f"| not served: {reason} | {_joined(names)} |" for reason, names in reasons.items()]
+    return "\n".join(lines)
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
 def tasks() -> str:
     """Return the table of the tasks that are served, with their inputs, parameters and classes."""
     ends: dict[str, list[str]] = {}
@@ -211,6 +247,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "layers": ("architecture.md", layers),
     "tree": ("architecture.md", tree),
     "tasks": ("tasks.md", tasks),
+    "vision": ("vision.md", vision),
     "figures": ("../README.md", figures),
 }
 """Name of each generated part -> its page and the function that writes it."""

@@ -10,9 +10,11 @@ import torch.distributed
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.generation.image_text_models import SERVED
 from frameworks.pytorch.generation.decoders.llama import MODEL_TYPES, is_llama_config
 from frameworks.pytorch.generation.step.shape import read_config
 from frameworks.pytorch.generation.tensor_parallel.shard import key_heads
+from frameworks.tasks.architectures import architecture_of
 
 
 def check_model(folder: Path, entry: TorchModelEntry, *, is_packed: bool) -> None:
@@ -21,6 +23,11 @@ def check_model(folder: Path, entry: TorchModelEntry, *, is_packed: bool) -> Non
     `is_packed`: its files have quantized weights.
     """
     size = entry.tensor_parallel
+    if architecture_of(folder) in SERVED:
+        raise InvalidModel(
+            f"{folder}: tensor_parallel: expected a language model of texts alone, got {architecture_of(folder)}; "
+            "remove tensor_parallel"
+        )
     config = read_config(folder)
     if not is_llama_config(config):
         raise InvalidModel(

@@ -51,26 +51,26 @@ def _pixtral_processor() -> Any:
 
 
 @contextmanager
-def _without_torchvision() -> Iterator[None]:
-    """Let transformers build processors of images and text where torchvision is absent."""
-    if is_torchvision_available():
-        yield
-        return
+def _without_absent_libraries() -> Iterator[None]:
+    """Let transformers build processors of images and text where libraries for videos are absent."""
     smolvlm = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
-    videos = importlib.import_module("transformers.models.auto.video_processing_auto")
-    pixtral = importlib.import_module("transformers.models.pixtral")
+    # It writes the times of a video in words.
+    changed: list[tuple[Any, str, Any]] = [(smolvlm, "num2words", smolvlm.num2words or str)]
     bases = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
-    changed = (
-        (videos, "AutoVideoProcessor", UnreadVideos),
-        # It writes the times of a video in words.
-        (smolvlm, "num2words", smolvlm.num2words or str),
-        (pixtral, "PixtralProcessor", _pixtral_processor()),
-        (transformers, "PixtralProcessor", _pixtral_processor()),
-    )
+    has_videos = is_torchvision_available()
+    if not has_videos:
+        videos = importlib.import_module("transformers.models.auto.video_processing_auto")
+        pixtral = importlib.import_module("transformers.models.pixtral")
+        changed += [
+            (videos, "AutoVideoProcessor", UnreadVideos),
+            (pixtral, "PixtralProcessor", _pixtral_processor()),
+            (transformers, "PixtralProcessor", _pixtral_processor()),
+        ]
     with _changes:
         # Lazy modules of transformers have no attribute before it is read.
         kept, base = [vars(module).get(name, _ABSENT) for module, name, _ in changed], bases["video_processor"]
-        bases["video_processor"] = "BaseImageProcessor"
+        if not has_videos:
+            bases["video_processor"] = "BaseImageProcessor"
         for module, name, value in changed:
             setattr(module, name, value)
         try:
@@ -87,7 +87,7 @@ def _without_torchvision() -> Iterator[None]:
 def load_processor(folder: Path) -> Any:
     """Return the processor of images and text of a folder. Raises InvalidModel."""
     try:
-        with _without_torchvision():
+        with _without_absent_libraries():
             processor = transformers.AutoProcessor.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )

@@ -1,7 +1,7 @@
 """Conversations with images: the texts of transformers' `generate`, and those of a served model."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from frameworks.generation.types import Conversation, Message, MessageImage
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.generation.vision.processor_loading import load_processor
 from frameworks.tasks.architectures import architecture_of
-from tests.frameworks.pytorch.generation.generating import request, stepped
+from tests.frameworks.pytorch.generation.generating import load_generating, request, stepped
 
 TOKENS = 8
 SIZES = ((48, 32), (30, 50), (64, 64))
@@ -74,7 +74,8 @@ class Reference:
 
     def text(self, talk: Conversation, tokens: int = TOKENS) -> tuple[list[int], list[int]]:
         """Return the token ids of the prompt, and of the greedy text."""
-        inputs = self.inputs(talk)
+        # Llama 4 has pixels of bfloat16.
+        inputs = self.inputs(talk).to(torch.float32)
         length = inputs["input_ids"].shape[1]
         ids = self.model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0].tolist()
         return ids[:length], ids[length:]
@@ -107,3 +108,25 @@ def texts_of(model: GeneratingModel, requests: Iterable[SequenceRequest]) -> dic
         for token in result.tokens:
             found[token.sequence_id].append(token.token_id)
     return found
+
+
+def compare(folder: Path, counts: Sequence[int]) -> str | None:
+    """Check that greedy texts with so many images each equal those of `generate`, alone and among 16 others with cached
+    prefixes. Return why the model runs with transformers' own caches; None: it does not.
+    """
+    reference = Reference(folder)
+    model = load_generating(folder, kv_cache_bytes=1 << 24)
+    talks = [conversation(IMAGES[:count]) for count in counts]
+    expected = [reference.text(talk) for talk in talks]
+    alone = []
+    for number, (talk, (prompt_ids, _)) in enumerate(zip(talks, expected, strict=True)):
+        own = sequence(model, number, talk)
+        assert list(own.prompt_ids) == prompt_ids or max(prompt_ids) >= model.spec.generation.vocabulary_size
+        alone.append(texts_of(model, [own])[number])
+    assert alone == [text for _, text in expected]
+    requests = [sequence(model, number, talks[number % len(talks)]) for number in range(16)]
+    together = texts_of(model, requests)
+    assert together == {number: expected[number % len(talks)][1] for number in range(16)}
+    reason: str | None = model.spec.generation.unpaged_because
+    model.close()
+    return reason

@@ -1,0 +1,53 @@
+"""Compare the model types whose processors need torchvision with `generate`, in a process that has it.
+
+`python -m tests.frameworks.pytorch.generation.vision.with_torchvision TYPE …`, with torchvision on the path.
+The wheel's library needs CUDA's torch. Its transforms of images, which processors use, are functions of torch alone.
+"""
+
+import importlib
+import sys
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+_TWO = "(Tensor one, Tensor two, float three) -> Tensor"
+_POOLED = "(Tensor input, Tensor rois, float scale, SymInt height, SymInt width{}) -> {}"
+_BOTH = "(Tensor, Tensor)"
+_SCHEMAS = {
+    "nms": _TWO,
+    "qnms": _TWO,
+    "roi_align": _POOLED.format(", int ratio, bool aligned", "Tensor"),
+    "roi_pool": _POOLED.format("", _BOTH),
+    "ps_roi_align": _POOLED.format(", int ratio", _BOTH),
+    "ps_roi_pool": _POOLED.format("", _BOTH),
+    "deform_conv2d": "(Tensor input) -> Tensor",
+    **{f"_{name}_backward": "(Tensor grad) -> Tensor" for name in ("roi_align", "roi_pool", "ps_roi_align")},
+    **{f"_{name}_backward": "(Tensor grad) -> Tensor" for name in ("ps_roi_pool", "deform_conv2d")},
+}
+
+
+def main(names: list[str]) -> None:
+    """Compare each model type. Raises AssertionError at the first text that differs."""
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]  # untyped
+    for name, schema in _SCHEMAS.items():
+        library.define(f"{name}{schema}")
+    importlib.import_module("torchvision")
+    # transformers looks for torchvision when it is imported.
+    seeing = importlib.import_module("tests.frameworks.pytorch.generation.vision.seeing")
+    makers = importlib.import_module("tests.support.models.vision.catalogue").TORCHVISION_MAKERS
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        for name in names:
+            own = Path(folder) / name
+            own.mkdir()
+            makers[name](own)
+            reason = seeing.compare(own, (0, 1, 3))
+            print(name, reason or "paged attention", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
