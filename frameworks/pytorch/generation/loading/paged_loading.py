@@ -72,7 +72,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         drop_vision(model)
     if load.source is None and (load.bits is not None or load.dtype != "f32"):
         # With other weights the tolerance may exceed the change of logits by an encoder's later tokens.
-        trial.check_causal(CachedModel(model).logits_without_cache)
+        trial.check_causal(CachedModel(whole).logits_without_cache)
     table_bytes, dtype = packed_bytes(model), packed_dtype(model)
     code = None if has_kernels else needs.wait_or_defer(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels, defers_compiled=code is not None)
