@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
 from PIL.Image import Image
-from transformers import GenerationMixin
+from transformers import GenerationMixin, Idefics3Processor
 
 from frameworks.generation.media import Positions
 from frameworks.pytorch.generation.vision.processor_loading import load_processor
@@ -50,7 +51,11 @@ class ImageProcessing:
 
     def num_tokens(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the tokens of images by their sizes, (height, width); 0 where the processor cannot tell."""
-        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        processor = self._processor
+        count = getattr(processor, "_get_num_multimodal_tokens", None)
+        if count is None and hasattr(processor, "image_seq_len"):
+            # SmolVLM writes images as Idefics 3 does.
+            count = partial(Idefics3Processor._get_num_multimodal_tokens, processor)
         if count is None:
             return 0
         try:

@@ -97,12 +97,21 @@ class ImagePrompts:
                 f"expected {placeholder} for each of {len(images)} images in the prompt, got it "
                 f"{text.count(placeholder)} times; remove it from the texts, and send images with the role user",
             )
-        if self.form.is_separate:
-            return self._separate(text, images, keys)
         try:
-            inputs = self.processing.process(text, images)
-        except (ValueError, RuntimeError, TypeError, LookupError) as error:
-            raise InvalidInput("messages", f"the model's processor does not read the images: {error}") from error
+            if self.form.is_separate:
+                return self._separate(text, images, keys)
+            return self._together(text, images, keys)
+        except InvalidInput:
+            raise
+        except (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError) as error:
+            # Each processor has bounds of its own, such as the ratio of the sides.
+            raise InvalidInput(
+                "messages", f"expected images that the model's processor reads, got an error: {error}; send others"
+            ) from error
+
+    def _together(self, text: str, images: Sequence[Image], keys: Sequence[int]) -> tuple[list[int], PromptMedia]:
+        """As `of_text`, of images that the processor reads together."""
+        inputs = self.processing.process(text, images)
         ids = [int(each) for each in inputs["input_ids"][0]]
         own = self.processing.with_positions(inputs)
         [key] = [_joined(keys)]
