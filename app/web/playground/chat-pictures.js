@@ -69,20 +69,19 @@ function dataUrl(blob) {
 }
 
 /**
- * Return the pictures of the next message: `{pictures, notes, isReading, add, refuse, remove, clear}`.
+ * Return the pictures of the next message: `{pictures, notes, isReading, add, remove, clear}`.
  *
- * `bounds`: of boundsOf. `sent`: pictures that the next request has already. `others`: all of the conversation.
+ * `bounds`: of boundsOf. `sent`: pictures that the next request has already. `shown`: all of the conversation.
  * `notes`: texts about pictures that were left out.
  */
-export function useChosenPictures(bounds, sent, others) {
+export function useChosenPictures(bounds, sent, shown) {
   const [pictures, setPictures] = useState([]);
   const [notes, setNotes] = useState([]);
   const [reading, setReading] = useState(0);
   const latest = useRef(pictures);
   const change = (next) => { latest.current = next; setPictures(next); };
-  const refuse = (files) => setNotes(files.map(({ name }) => `${name} is left out: expected ${KINDS}.`));
-  const add = async (files) => {
-    const left = [];
+  const add = async (files, others = []) => {
+    const left = others.map(({ name }) => `${name} is left out: expected ${KINDS}.`);
     const leaveOut = (file) => left.push(`${file.name} is left out: a conversation has at most ${counted(bounds.max_images)}.`);
     const room = () => bounds.max_images - sent - latest.current.length;
     const first = files.slice(0, Math.max(0, room()));
@@ -92,14 +91,14 @@ export function useChosenPictures(bounds, sent, others) {
     read.forEach((picture, at) => {
       if (picture === null) left.push(`${first[at].name} is left out: the browser cannot read it.`);
       else if (room() <= 0) leaveOut(first[at]);
-      else change([...latest.current, named(picture, [...others, ...latest.current])]);
+      else change([...latest.current, named(picture, [...shown, ...latest.current])]);
     });
     files.slice(first.length).forEach(leaveOut);
     setNotes(left);
   };
   const remove = (picture) => { setNotes([]); change(latest.current.filter((each) => each !== picture)); };
   const clear = () => { setNotes([]); change([]); };
-  return { pictures, notes, isReading: reading > 0, add, refuse, remove, clear };
+  return { pictures, notes, isReading: reading > 0, add, remove, clear };
 }
 
 /** Two files may have one name, as pasted ones do. */

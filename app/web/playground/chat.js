@@ -21,7 +21,7 @@ export function Chat({ model, name, models }) {
   const shown = turns.flatMap((turn) => turn.pictures ?? []);
   const chosen = useChosenPictures(bounds, chat.sentPictures, shown);
   const { pictures } = chosen;
-  const { isOver, target, add } = usePictureFiles(bounds && chosen.add, chosen.refuse);
+  const { isOver, target, add } = usePictureFiles(bounds && chosen.add);
   const isTooMany = pictures.length > 0 && chat.sentPictures + pictures.length > bounds?.max_images;
   const isEmpty = draft.trim() === "" && pictures.length === 0;
   const isReady = !isEmpty && !isTooMany && !chosen.isReading;

@@ -12,15 +12,14 @@ export const KINDS = "JPEG, PNG, WebP, GIF, BMP or AVIF";
 /**
  * Take files of pictures that are dropped on an element, or pasted anywhere: `{isOver, target, add}`.
  *
- * `target`: properties of the element. `add(files)`: takes chosen ones. `onAdd([File])`: null takes none.
- * `onRefuse([File])`: of files that are no pictures.
+ * `target`: properties of the element. `add(files)`: takes chosen ones. `onAdd([File], [File])`: pictures, and other
+ * files; null takes none.
  */
-export function usePictureFiles(onAdd, onRefuse = () => {}) {
+export function usePictureFiles(onAdd) {
   const [isOver, setOver] = useState(false);
   const add = (list) => {
     const [pictures, others] = [true, false].map((isWanted) => [...list].filter((file) => TYPES.includes(file.type) === isWanted));
-    if (others.length) onRefuse(others);
-    if (pictures.length) onAdd(pictures);
+    if (pictures.length + others.length > 0) onAdd(pictures, others);
   };
   useEffect(() => {
     if (!onAdd) return undefined;
@@ -44,7 +43,7 @@ export function usePictureFiles(onAdd, onRefuse = () => {}) {
 
 /** A field that takes files of pictures by a button, by dropping, and by pasting. `onAdd([File])`. */
 export function ImageField({ label, onAdd }) {
-  const { isOver, target, add } = usePictureFiles(onAdd);
+  const { isOver, target, add } = usePictureFiles((files) => { if (files.length) onAdd(files); });
   return html`<div class=${`pg-drop ${isOver ? "pg-drop-over" : ""}`} ...${target}>
     <${Field} label=${label} hint=${`${KINDS}; drop or paste them, too`} render=${(id, hint) => html`
       <${ChooseFiles} id=${id} aria-describedby=${hint} onChoose=${add}>Choose<//>`} />
