@@ -19,6 +19,7 @@ from tests.web.tabs import Open, Tab
 CHAT = "/v1/chat/completions"
 SMALL, LARGE = image(1), image(2, (300, 200))
 MAX_PIXELS = 10_000
+TIMES = "\N{MULTIPLICATION SIGN}"
 GIVE = """([kind, encoded, name, type]) => {
     const bytes = Uint8Array.from(atob(encoded), (each) => each.charCodeAt(0));
     const data = new DataTransfer();
@@ -100,6 +101,11 @@ def ask(page: Page, text: str, number: int) -> None:
     expect(page.locator('.pg-figures[data-phase="done"]')).to_have_count(number)
 
 
+def expect_size(picture: Locator, width: int, height: int) -> None:
+    expect(picture).to_have_js_property("naturalWidth", width)
+    expect(picture).to_have_js_property("naturalHeight", height)
+
+
 def urls(message: dict[str, Any]) -> list[str]:
     return [part["image_url"]["url"] for part in message["content"] if part["type"] == "image_url"]
 
@@ -114,7 +120,7 @@ def test_chosen_picture_is_sent_and_shown(tab: Tab, sent: list[dict[str, Any]]) 
     assert sent[-1]["messages"] == [{"role": "user", "content": parts}]
     turn = page.get_by_role("group", name="Message 1", exact=True)
     picture = turn.get_by_role("img", name="photo.png")
-    assert picture.evaluate("each => [each.naturalWidth, each.naturalHeight]") == [48, 32]
+    expect_size(picture, 48, 32)
     above, text = picture.bounding_box(), turn.locator(".pg-user").bounding_box()
     assert above is not None
     assert text is not None
@@ -145,8 +151,8 @@ def test_pictures_keep_bounds_of_model(open_tab: Open, seeing: RunningServer, wi
     give(page, "drop", LARGE, "image.png")
     expect(chosen(page)).to_have_count(2)
     composer = page.locator(".pg-composer")
-    expect(composer).to_contain_text("image-122x81.png is scaled down from 300 × 200 to 122 × 81 pixels.")
-    assert chosen(page).nth(1).evaluate("each => each.naturalWidth * each.naturalHeight") <= MAX_PIXELS
+    expect(composer).to_contain_text(f"image-122x81.png is scaled down from 300 {TIMES} 200 to 122 {TIMES} 81 pixels.")
+    expect_size(chosen(page).nth(1), 122, 81)
     give(page, "drop", SMALL, "third.png")
     expect(composer).to_contain_text("third.png is left out: a conversation has at most 2 pictures.")
     give(page, "paste", b"text", "notes.txt", "text/plain")
@@ -264,11 +270,12 @@ def test_pictures_have_names_of_their_own(tab: Tab) -> None:
 @pytest.mark.extended
 def test_large_pictures_are_not_kept(tab: Tab) -> None:
     body = """({ packConversation, unpackConversation }, sizes) => {
-        const picture = (size) => ({ name: `${size}.png`, url: "data:image/png;base64,".padEnd(size, "A"), width: 1, height: 1 });
-        const turns = sizes.map((size) => ({ user: "", pictures: [picture(size)], texts: {} }));
+        const pictureOf = (url) => ({ name: "a.png", url, width: 1, height: 1 });
+        const turnOf = (url) => ({ user: "", pictures: [pictureOf(url)], texts: {} });
+        const turns = sizes.map((size) => turnOf("data:image/png;base64,".padEnd(size, "A")));
         const whole = { id: "c", model: "m", updated: 1, system: "", second: null, options: {}, turns };
         const kept = unpackConversation(JSON.parse(JSON.stringify(packConversation(whole))));
-        const other = { ...kept, turns: [{ ...kept.turns[0], pictures: [{ ...picture(1), url: "https://a.example/b.png" }] }] };
+        const other = { ...kept, turns: [turnOf("https://a.example/b.png")] };
         return [kept.turns.map((turn) => turn.pictures[0].url?.length ?? 0), unpackConversation(other)];
     }"""
     half = 256 * 1024
