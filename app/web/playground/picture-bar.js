@@ -24,7 +24,7 @@ export function ChosenPictures({ chosen, bounds, isTooMany }) {
     <div role="status">
       ${isReading ? html`<p class="detail">Reading the pictures …</p>` : null}
       ${scaled.map((each) => html`<p key=${each.name} class="detail">${scalingOf(each, bounds)}</p>`)}
-      ${notes.map((note) => html`<p key=${note} class="field-error">${note}</p>`)}
+      ${notes.map((note, at) => html`<p key=${at} class="field-error">${note}</p>`)}
       ${isTooMany ? html`<p class="field-error">A conversation has at most ${counted(bounds.max_images)}. Remove some, or begin another
         conversation.</p>` : null}
     </div></div>`;
