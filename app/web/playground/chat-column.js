@@ -3,6 +3,7 @@ import { Icon } from "../components/icons.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { asks, openCalls, plainText } from "./conversation.js";
 import { CopyButton } from "./copy-button.js";
+import { SentPictures } from "./picture-bar.js";
 import { TextResult } from "./text-result.js";
 import { ToolResults } from "./tool-results.js";
 
@@ -36,8 +37,8 @@ export function Column({ side, model, turns, textOf, isNamed, canAsk, onAnswer, 
         ${turn.results
           ? html`<${Results} results=${turn.results[side]} calls=${callsBefore(place)} canAsk=${canAsk}
               onSubmit=${withFocus((results) => onReplace(at, { results: { ...turn.results, [side]: results }, texts: {} }))} />`
-          : html`<${Question} text=${turn.user} isLast=${place === shown.length - 1} canAsk=${canAsk}
-              onSubmit=${withFocus((user) => onReplace(at, { user, texts: {} }))} />`}
+          : html`<${Question} text=${turn.user} pictures=${turn.pictures} isLast=${place === shown.length - 1} canAsk=${canAsk}
+              onSubmit=${withFocus((user) => onReplace(at, { ...turn, user, texts: {} }))} />`}
         <${Reply} text=${textOf(turn)} isLast=${place === shown.length - 1} canAsk=${canAsk} onRegenerate=${withFocus(() => onRegenerate(at))} />
       </div>`)}
       ${calls.length ? html`<${ToolResults} key=${calls[0].id} calls=${calls} isDisabled=${!canAsk} onSend=${onAnswer} />` : null}
@@ -61,14 +62,16 @@ function useEdit(canAsk) {
   return { isEditing, button, cancel, leave };
 }
 
-function Question({ text, isLast, canAsk, onSubmit }) {
+/** `pictures`: undefined without any. An edit changes the text alone. */
+function Question({ text, pictures, isLast, canAsk, onSubmit }) {
   const { isEditing, button, cancel, leave } = useEdit(canAsk);
-  if (!isEditing) return html`<p class="pg-user"><span class="visually-hidden">You: </span>${text}</p>${button}`;
-  return html`<${QuestionForm} text=${text} isLast=${isLast} canAsk=${canAsk} onCancel=${cancel}
-    onSubmit=${(changed) => { leave(); onSubmit(changed); }} />`;
+  const words = html`<p class="pg-user"><span class="visually-hidden">You: </span>${text}</p>`;
+  return html`${pictures ? html`<${SentPictures} pictures=${pictures} />` : null}
+    ${isEditing ? html`<${QuestionForm} text=${text} hasPictures=${Boolean(pictures)} isLast=${isLast} canAsk=${canAsk} onCancel=${cancel}
+      onSubmit=${(changed) => { leave(); onSubmit(changed); }} />` : html`${text === "" ? null : words}${button}`}`;
 }
 
-function QuestionForm({ text, isLast, canAsk, onCancel, onSubmit }) {
+function QuestionForm({ text, hasPictures, isLast, canAsk, onCancel, onSubmit }) {
   const [draft, setDraft] = useState(text);
   const area = useRef(null);
   // An effect after the paint would move the caret while a person types.
@@ -76,7 +79,7 @@ function QuestionForm({ text, isLast, canAsk, onCancel, onSubmit }) {
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);
-  const isReady = canAsk && draft.trim() !== "";
+  const isReady = canAsk && (hasPictures || draft.trim() !== "");
   const submit = (event) => { event.preventDefault(); if (isReady) onSubmit(draft); };
   const onKeyDown = (event) => {
     if (event.key === "Escape") onCancel();

@@ -1,7 +1,8 @@
 // The state of a chat: its conversation, its options, the texts that are generated, and what the browser keeps of them.
 import { useEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { boundsOf } from "./chat-pictures.js";
 import { useTexts } from "./columns.js";
-import { asks, messagesOf } from "./conversation.js";
+import { asks, countPictures, messagesOf, sendablePictures } from "./conversation.js";
 import { newId, openId, setOpenId } from "./conversation-store.js";
 import { CHAT_OPTIONS, changedValues, limitOf, optionsOf, readOptions, usageOf, valuesOf } from "./generation-options.js";
 import { useKept } from "./kept-conversations.js";
@@ -13,14 +14,14 @@ const SECOND = "right";
 /**
  * The conversation with a model, and what a person does to it.
  *
- * `contextOf`: of contextsOf. `models`: all of the server, to compare with one.
+ * `contextOf`: of contextsOf. `visionOf`: of visionsOf. `models`: all of the server, to compare with one.
  */
-export function useChat(name, contextOf, models) {
+export function useChat(name, contextOf, visionOf, models) {
   const options = useMemo(() => optionsOf(CHAT_OPTIONS, contextOf(name)), [contextOf(name)]);
   const kept = useKept(name);
   const [first] = useState(() => kept.list.find((each) => each.id === openId(name)) ?? null); // shown before this load of the page
   const [id, setId] = useState(() => first?.id ?? newId());
-  const [turns, setTurns] = useState(first?.turns ?? []); // {user or results, texts: {left, right}}; see conversation.js
+  const [turns, setTurns] = useState(first?.turns ?? []); // {user and pictures or results, texts: {left, right}}; see conversation.js
   const [system, setSystem] = useState(first?.system ?? "");
   const [values, setValues] = useState(() => valuesOf(options, first?.options));
   const [second, setSecond] = useState(() => secondOf(first, name, models));
@@ -38,10 +39,11 @@ export function useChat(name, contextOf, models) {
     path: PATH,
     body: {
       model,
-      messages: messagesOf(side, system, before, (turn) => textOf(side, turn)?.choices[0], next),
+      messages: messagesOf(side, system, before, (turn) => textOf(side, turn)?.choices[0], next, visionOf(model) !== null),
       ...members,
       ...usageOf(members),
     },
+    pictures: [...before, next].flatMap(sendablePictures), // for its snippets
     ...limitOf(options, values, contextOf(model)),
   });
   const lastRequest = () => (current && asks(FIRST, current)
@@ -96,7 +98,10 @@ export function useChat(name, contextOf, models) {
     setOpenId(name, isOn && turns.length ? id : null);
     if (isOn) keep(turns);
   };
+  const bounds = boundsOf(sides.map(([, model]) => visionOf(model)));
+  const sentPictures = bounds && countPictures(requestOf(FIRST, name, turns, { user: "" }).body.messages);
   return {
+    bounds, sentPictures, blind: sides.map(([, model]) => model).filter((model) => visionOf(model) === null),
     id, turns, system, options, values, faults, second, sides, sent, kept, isRunning, canAsk, textOf, requestOf, lastRequest,
     ask, regenerate, stop, open, remove, setKept, setSystem, setValues,
     begin: () => show(null),

@@ -1,5 +1,6 @@
 // The room for a generated text in the context of a model, beside the prompt.
 import { sendJson } from "../lib/api.js";
+import { countPictures } from "./conversation.js";
 
 /** More than a chat template adds to the messages. */
 const TEMPLATE_TOKENS = 256;
@@ -16,9 +17,11 @@ export function contextsOf(name, own, models) {
  * Return a body whose `max_tokens` is reduced to the room beside its prompt.
  *
  * `contextTokens`: of the model, null if unknown. The server counts the prompt only if it may be too long. Where it does
- * not fit at all, or cannot be counted, the body stays: the request is then refused with the reason.
+ * not fit at all, or cannot be counted, the body stays: the request is then refused with the reason. The tokens of
+ * pictures are not counted.
  */
 export async function withinContext(body, contextTokens, signal) {
+  if (countPictures(body.messages ?? []) > 0) return body;
   const asked = Object.fromEntries(PROMPT_FIELDS.filter((name) => name in body).map((name) => [name, body[name]]));
   // A token is a byte or more.
   const most = new TextEncoder().encode(JSON.stringify(asked)).length + TEMPLATE_TOKENS;

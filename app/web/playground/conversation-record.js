@@ -5,14 +5,33 @@ import { countTokens } from "./text-result.js";
 
 const ENDED = ["done", "stopped", "failed"];
 const TITLE_CHARACTERS = 80;
+/** Of the pictures of a conversation, as text in base64. Larger ones would leave no room for other conversations. */
+const MAX_PICTURE_CHARACTERS = 512 * 1024;
 
 /**
  * Return a conversation `{id, model, updated, system, second, options, turns}` as JSON can hold it.
  *
  * `updated`: milliseconds since 1970. `options`: the changed values of the form. A text that runs is kept as stopped.
+ * Of pictures without room, only the name is kept.
  */
 export function packConversation(conversation) {
-  return { ...conversation, turns: conversation.turns.map((turn) => ({ ...turn, texts: mapValues(turn.texts, packText) })) };
+  const packPicture = picturesPacker();
+  const packTurn = ({ pictures, ...turn }) => ({
+    ...turn,
+    ...(pictures ? { pictures: pictures.map(packPicture) } : {}),
+    texts: mapValues(turn.texts, packText),
+  });
+  return { ...conversation, turns: conversation.turns.map(packTurn) };
+}
+
+/** Return a function that packs the pictures of a conversation one by one. */
+function picturesPacker() {
+  let room = MAX_PICTURE_CHARACTERS;
+  return ({ name, url, width, height }) => {
+    const isKept = url !== null && url.length <= room;
+    if (isKept) room -= url.length;
+    return { name, url: isKept ? url : null, width, height };
+  };
 }
 
 /** Return the conversation of a parsed value; null if the value is damaged. */
@@ -21,9 +40,10 @@ export function unpackConversation(value) {
   return { ...value, turns: value.turns.map((turn) => ({ ...turn, texts: mapValues(turn.texts, unpackText) })) };
 }
 
-/** Return the beginning of a conversation in one line. */
+/** Return the beginning of a conversation in one line: of its text, or the name of its picture. */
 export function titleOf({ turns }) {
-  const text = (turns.find((turn) => turn.user !== undefined)?.user ?? "").replace(/\s+/g, " ").trim();
+  const first = turns.find((turn) => turn.user !== undefined);
+  const text = (first?.user ?? "").replace(/\s+/g, " ").trim() || (first?.pictures?.[0]?.name ?? "");
   return text.length > TITLE_CHARACTERS ? `${text.slice(0, TITLE_CHARACTERS)} …` : text;
 }
 
@@ -75,7 +95,14 @@ const isText = hasAll({
   isStream: (value) => typeof value === "boolean",
 });
 const isResults = isMapOf(isListOf(hasAll({ id: isString, content: isString })));
+const isPicture = hasAll({
+  name: isString,
+  url: orNull((value) => isString(value) && value.startsWith("data:image/")),
+  width: isNumber,
+  height: isNumber,
+});
 const isTurn = (value) => hasAll({ texts: isMapOf(isText) })(value)
+  && (value.pictures === undefined || isListOf(isPicture)(value.pictures))
   && (value.results === undefined ? isString(value.user) : value.user === undefined && isResults(value.results));
 const isConversation = hasAll({
   id: isString,

@@ -1,4 +1,4 @@
-// A square to draw a digit in: by mouse, pen or finger, and cell by cell with the keyboard.
+// A square to draw in: by mouse, pen or finger, and cell by cell with the keyboard.
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { colour, onTheme } from "../lib/theme.js";
 import { DIGIT_STROKES } from "./digit-strokes.js";
@@ -6,6 +6,7 @@ import { MAX_GREY, SIDE, rasterise } from "./raster.js";
 
 const UNITS = 100; // the square, in the unit of strokes
 const PIXELS = 480;
+const CELL_PIXELS = PIXELS / SIDE;
 
 /** No drawing: strokes of points `{x, y}`, and the cells that the keyboard set. */
 export const NO_DRAWING = { strokes: [], cells: new Array(SIDE * SIDE).fill(0) };
@@ -18,8 +19,20 @@ export function imageOf({ strokes, cells }) {
 
 export const isEmpty = ({ strokes, cells }) => strokes.length === 0 && cells.every((cell) => cell === 0);
 
-/** `onChange(drawing)`: after each move of the pen and each cell. */
-export function DrawPad({ drawing, onChange }) {
+/** Return a drawing as a file of a picture: black on white. */
+export async function drawingFile(drawing) {
+  const canvas = new OffscreenCanvas(PIXELS, PIXELS);
+  const context = canvas.getContext("2d");
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, PIXELS, PIXELS);
+  context.fillStyle = context.strokeStyle = "#000";
+  paintCells(context, drawing.cells);
+  paintStrokes(context, drawing.strokes);
+  return new File([await canvas.convertToBlob({ type: "image/png" })], "drawing.png", { type: "image/png" });
+}
+
+/** `subject`: of the drawing, in words. `onChange(drawing)`: after each move of the pen and each cell. */
+export function DrawPad({ drawing, onChange, subject = "a digit" }) {
   const canvas = useRef(null);
   const [cursor, setCursor] = useState(null); // the cell of the keyboard
   const isDown = useRef(false);
@@ -75,7 +88,7 @@ export function DrawPad({ drawing, onChange }) {
   const position = cursor && `row ${cursor.row + 1}, column ${cursor.column + 1}, ${isInk ? "ink" : "empty"}`;
   return html`<div class="pg-pad">
     <canvas ref=${canvas} width=${PIXELS} height=${PIXELS} tabindex="0" role="application" aria-roledescription="drawing area"
-      aria-label="Draw a digit. Arrow keys move a cell, Space sets it, Shift and an arrow draw, Delete clears."
+      aria-label=${`Draw ${subject}. Arrow keys move a cell, Space sets it, Shift and an arrow draw, Delete clears.`}
       onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${up}
       onKeyDown=${key} onBlur=${() => setCursor(null)}></canvas>
     <p class="visually-hidden" aria-live="polite">${position ?? ""}</p>
@@ -104,10 +117,10 @@ export function ImagePreview({ image }) {
 
 function paint(canvas, { strokes, cells }, cursor) {
   const context = canvas.getContext("2d");
-  const cell = PIXELS / SIDE;
+  const cell = CELL_PIXELS;
   context.clearRect(0, 0, PIXELS, PIXELS);
   context.fillStyle = colour("accent-soft");
-  cells.forEach((grey, at) => { if (grey) context.fillRect((at % SIDE) * cell, Math.floor(at / SIDE) * cell, cell, cell); });
+  paintCells(context, cells);
   context.strokeStyle = colour("line");
   context.lineWidth = 1;
   for (let line = 1; line < SIDE; line += 1) {
@@ -119,6 +132,21 @@ function paint(canvas, { strokes, cells }, cursor) {
     context.stroke();
   }
   context.strokeStyle = colour("text");
+  paintStrokes(context, strokes);
+  if (cursor) {
+    context.strokeStyle = colour("accent");
+    context.lineWidth = 5;
+    context.strokeRect(cursor.column * cell + 3, cursor.row * cell + 3, cell - 6, cell - 6);
+  }
+}
+
+function paintCells(context, cells) {
+  cells.forEach((grey, at) => {
+    if (grey) context.fillRect((at % SIDE) * CELL_PIXELS, Math.floor(at / SIDE) * CELL_PIXELS, CELL_PIXELS, CELL_PIXELS);
+  });
+}
+
+function paintStrokes(context, strokes) {
   context.lineWidth = PIXELS / 16;
   context.lineCap = context.lineJoin = "round";
   const scale = PIXELS / UNITS;
@@ -127,10 +155,5 @@ function paint(canvas, { strokes, cells }, cursor) {
     context.moveTo(stroke[0].x * scale, stroke[0].y * scale);
     for (const point of stroke) context.lineTo(point.x * scale, point.y * scale);
     context.stroke();
-  }
-  if (cursor) {
-    context.strokeStyle = colour("accent");
-    context.lineWidth = 5;
-    context.strokeRect(cursor.column * cell + 3, cursor.row * cell + 3, cell - 6, cell - 6);
   }
 }

@@ -6,34 +6,69 @@ const TYPES = ["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp"
 const EXAMPLE_SIDE = 256;
 const POINTS = 5;
 
-/** A field that takes files of pictures by a button, by dropping, and by pasting. `onAdd([File])`. */
-export function ImageField({ label, onAdd }) {
+/** Kinds of files of pictures, in words. */
+export const KINDS = "JPEG, PNG, WebP, GIF, BMP or AVIF";
+
+/**
+ * Take files of pictures that are dropped on an element, or pasted anywhere: `{isOver, target, add}`.
+ *
+ * `target`: properties of the element. `add(files)`: takes chosen ones. `onAdd([File], [File])`: pictures, and other
+ * files; null takes none.
+ */
+export function usePictureFiles(onAdd) {
   const [isOver, setOver] = useState(false);
   const add = (list) => {
-    const files = [...list].filter((file) => TYPES.includes(file.type));
-    if (files.length) onAdd(files);
+    const [pictures, others] = [true, false].map((isWanted) => [...list].filter((file) => TYPES.includes(file.type) === isWanted));
+    if (pictures.length + others.length > 0) onAdd(pictures, others);
   };
-  const over = (event) => { event.preventDefault(); setOver(true); };
-  const drop = (event) => { event.preventDefault(); setOver(false); add(event.dataTransfer.files); };
-  const choose = (event) => { add(event.currentTarget.files); event.currentTarget.value = ""; };
   useEffect(() => {
+    if (!onAdd) return undefined;
     const paste = (event) => add(event.clipboardData?.files ?? []);
     addEventListener("paste", paste);
     return () => removeEventListener("paste", paste);
   });
-  return html`<div class=${`pg-drop ${isOver ? "pg-drop-over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)} onDrop=${drop}>
-    <${Field} label=${label} hint="JPEG, PNG, WebP, GIF, BMP or AVIF; drop or paste them, too" render=${(id, hint) => html`
-      <span class="button pg-file">Choose<input id=${id} aria-describedby=${hint} type="file" multiple accept=${TYPES.join(",")}
-        onChange=${choose} /></span>`} />
+  // A dragged text goes into the field below the pointer.
+  const withFiles = (task) => (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    task(event);
+  };
+  const target = onAdd && {
+    onDragOver: withFiles(() => setOver(true)),
+    onDragLeave: () => setOver(false),
+    onDrop: withFiles((event) => { setOver(false); add(event.dataTransfer.files); }),
+  };
+  return { isOver, target: target ?? {}, add };
+}
+
+/** A field that takes files of pictures by a button, by dropping, and by pasting. `onAdd([File])`. */
+export function ImageField({ label, onAdd }) {
+  const { isOver, target, add } = usePictureFiles((files) => { if (files.length) onAdd(files); });
+  return html`<div class=${`pg-drop ${isOver ? "pg-drop-over" : ""}`} ...${target}>
+    <${Field} label=${label} hint=${`${KINDS}; drop or paste them, too`} render=${(id, hint) => html`
+      <${ChooseFiles} id=${id} aria-describedby=${hint} onChoose=${add}>Choose<//>`} />
     <button type="button" onClick=${async () => onAdd([await exampleFile()])}>Draw an example</button>
   </div>`;
 }
 
-/** A small view of a picture. */
+/** A button that chooses files of pictures. `onChoose(files)`. Other properties are those of its input. */
+export function ChooseFiles({ onChoose, children, ...others }) {
+  const choose = (event) => { onChoose(event.currentTarget.files); event.currentTarget.value = ""; };
+  return html`<span class="button pg-file">${children}<input type="file" multiple accept=${TYPES.join(",")} onChange=${choose} ...${others} /></span>`;
+}
+
+/** A small view of a picture: of a file, or of `{name, url}`. */
 export function Thumbnail({ file }) {
-  const address = useMemo(() => URL.createObjectURL(file), [file]);
-  useEffect(() => () => URL.revokeObjectURL(address), [address]);
+  const address = useMemo(() => file.url ?? URL.createObjectURL(file), [file]);
+  useEffect(() => () => { if (!file.url) URL.revokeObjectURL(address); }, [address]);
   return html`<img class="pg-thumbnail" src=${address} alt=${file.name} />`;
+}
+
+/** Small views of pictures, each with a button that removes it. `onRemove(file)`. Other properties are those of the list. */
+export function Thumbnails({ files, onRemove, ...others }) {
+  return html`<ul class="pg-thumbnails" ...${others}>${files.map((file, at) => html`<li key=${`${at}-${file.name}`}>
+    <${Thumbnail} file=${file} /><span class="detail pg-cut" title=${file.name}>${file.name}</span>
+    <button type="button" class="plain" aria-label=${`Remove ${file.name}`} onClick=${() => onRemove(file)}>Remove</button></li>`)}</ul>`;
 }
 
 /** Return a picture of a star as a file. */

@@ -2,7 +2,7 @@
 import { ErrorNotice } from "../components/message.js";
 import { modelPath } from "../lib/api.js";
 import { html, useState } from "../lib/html.js";
-import { ImageField, Thumbnail } from "./image-files.js";
+import { ImageField, Thumbnail, Thumbnails } from "./image-files.js";
 import { percent } from "./numbers.js";
 import { RunButtons, ShareBars, TextField } from "./parts.js";
 import { RequestPanel } from "./request-panel.js";
@@ -31,10 +31,7 @@ export function Images({ model, name }) {
     <section class="panel" aria-label="Chosen pictures">
       <form class="stack" onSubmit=${submit}>
         <${ImageField} label="Pictures" onAdd=${add} />
-        ${files.length ? html`<ul class="pg-thumbnails">${files.map((file, at) => html`<li key=${`${at}-${file.name}`}>
-          <${Thumbnail} file=${file} /><span class="detail pg-cut" title=${file.name}>${file.name}</span>
-          <button type="button" class="plain" aria-label=${`Remove ${file.name}`}
-            onClick=${() => setFiles(files.filter((each) => each !== file))}>Remove</button></li>`)}</ul>` : null}
+        ${files.length ? html`<${Thumbnails} files=${files} onRemove=${(file) => setFiles(files.filter((each) => each !== file))} />` : null}
         ${isClassifier ? html`<${TextField} label="Only the best labels" type="number" min="1" placeholder="all"
           value=${topK} onChange=${setTopK} />` : null}
         ${model.image.width ? html`<p class="detail">The server scales each picture to ${model.image.width} × ${model.image.height} pixels.</p>` : null}

@@ -11,6 +11,13 @@ const SYNTAX = {
   },
 };
 
+/** Words of a program in place of a value. */
+export class Code {
+  constructor(text) {
+    this.text = text;
+  }
+}
+
 /**
  * Return a value as a literal of `language`: on one line where it fits, else with a line for each member.
  *
@@ -20,6 +27,7 @@ export function literal(value, language, indent = 0) {
   const syntax = SYNTAX[language];
   if (value === null || value === undefined) return syntax.null;
   if (typeof value === "boolean") return syntax[value];
+  if (value instanceof Code) return value.text;
   if (typeof value !== "object") return typeof value === "bigint" ? String(value) : JSON.stringify(value);
   const isList = Array.isArray(value);
   const entries = isList ? value.map((each) => ["", each]) : Object.entries(value).filter(([, each]) => each !== undefined);

@@ -1,5 +1,6 @@
 // Requests of the OpenAI API with its own client for Python.
 import { literal } from "./literals.js";
+import { PYTHON_IMPORTS, PYTHON_LINES } from "./snippets-pictures.js";
 
 // Parameters of the methods of the client; other fields go into extra_body.
 const SHARED = ["model", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed", "stop",
@@ -26,7 +27,7 @@ export const METHODS = {
 };
 
 /** Return the snippet of a request to a route that the client has, else null. */
-export function openAiSnippet({ path, body, base, hasKey, isLong }) {
+export function openAiSnippet({ path, body, base, hasKey, isLong, hasPictures }) {
   const known = METHODS[path];
   if (known === undefined || isLong) return null;
   const members = Object.entries(body);
@@ -36,10 +37,13 @@ export function openAiSnippet({ path, body, base, hasKey, isLong }) {
     .map(([name, value]) => `    ${name}=${literal(value, "python", 4)},`);
   if (Object.keys(extra).length > 0) words.push(`    extra_body=${literal(extra, "python", 4)},`);
   const key = hasKey ? 'os.environ["ROUNDHOUSE_KEY"]' : '"none"';
+  const imports = [...(hasKey ? ["import os"] : []), ...(hasPictures ? PYTHON_IMPORTS : [])];
   const lines = [
-    ...(hasKey ? ["import os", ""] : []),
+    ...imports,
+    ...(imports.length ? [""] : []),
     "from openai import OpenAI",
     "",
+    ...(hasPictures ? PYTHON_LINES : []),
     `client = OpenAI(base_url=${JSON.stringify(`${base}/v1`)}, api_key=${key})`,
     `answer = client.${known.method}.create(`,
     ...words,

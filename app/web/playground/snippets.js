@@ -2,6 +2,7 @@
 import { literal, shellQuoted } from "./literals.js";
 import { formSnippets } from "./snippets-form.js";
 import { openAiSnippet } from "./snippets-openai.js";
+import { JAVASCRIPT_LINES, PYTHON_IMPORTS, PYTHON_LINES, hereDocument, picturesOf, withCode } from "./snippets-pictures.js";
 import { tritonSnippet } from "./snippets-triton.js";
 
 /** Longer bodies are read from a file beside the snippet. */
@@ -9,38 +10,47 @@ const MAX_BODY_CHARACTERS = 24_000;
 export const BODY_FILE = "request.json";
 
 /**
- * Return `[{id, label, text}]` for a request `{path, body, tensors}`, or `{path, form}` of snippets-form.js.
+ * Return `[{id, label, text}]` for a request `{path, body, pictures, tensors}`, or `{path, form}` of snippets-form.js.
  *
  * `base`: address of the server without a slash at its end. `hasKey`: whether requests need a key. `tensors`: inputs
- * and outputs of a tensor request, for Triton's client; see snippets-triton.js.
+ * and outputs of a tensor request, for Triton's client; see snippets-triton.js. `pictures`: `[{name, url}]`, of which
+ * some are in its messages.
  */
 export function snippetsOf(request, base, hasKey) {
   if (request.form) return formSnippets({ ...request, url: `${base}/${request.path}`, hasKey });
-  const call = { ...request, url: `${base}/${request.path}`, base, hasKey, isLong: bodyText(request).length > MAX_BODY_CHARACTERS };
+  const pictures = picturesOf(request);
+  const isLong = isLongBody(withCode(request.body, pictures, "json"));
+  // A file beside the snippet has the pictures, too.
+  const shared = { ...request, url: `${base}/${request.path}`, base, hasKey, isLong, hasPictures: pictures.length > 0 && !isLong };
+  const call = (language) => ({ ...shared, body: isLong ? request.body : withCode(request.body, pictures, language) });
   return [
-    { id: "curl", label: "curl", text: curl(call) },
-    openAiSnippet(call),
-    tritonSnippet(call),
-    { id: "httpx", label: "Python (httpx)", text: httpx(call) },
-    { id: "javascript", label: "JavaScript", text: javascript(call) },
+    { id: "curl", label: "curl", text: curl(call("json")) },
+    openAiSnippet(call("python")),
+    tritonSnippet(shared),
+    { id: "httpx", label: "Python (httpx)", text: httpx(call("python")) },
+    { id: "javascript", label: "JavaScript", text: javascript(call("javascript")) },
   ].filter(Boolean);
 }
+
+const isLongBody = (body) => literal(body, "json").length > MAX_BODY_CHARACTERS;
 
 /** Return the body as it is sent. */
 export const bodyText = (request) => literal(request.body, "json");
 
-function curl({ url, hasKey, isLong, body }) {
+function curl({ url, hasKey, isLong, hasPictures, body }) {
+  const data = hasPictures ? hereDocument(body) : `-d ${shellQuoted(literal(body, "json", 2))}`;
   return [
     `curl -s${body.stream ? "N" : ""} ${shellQuoted(url)}`,
     "-H 'content-type: application/json'",
     ...(hasKey ? ['-H "authorization: Bearer $ROUNDHOUSE_KEY"'] : []),
-    isLong ? `-d @${BODY_FILE}` : `-d ${shellQuoted(literal(body, "json", 2))}`,
+    isLong ? `-d @${BODY_FILE}` : data,
   ].join(" \\\n  ");
 }
 
-function httpx({ url, hasKey, isLong, body }) {
-  const imports = [...(isLong ? ["import json"] : []), ...(hasKey ? ["import os"] : []), ...(isLong ? ["from pathlib import Path"] : [])];
-  const lines = [...imports, ...(imports.length ? [""] : []), "import httpx", ""];
+function httpx({ url, hasKey, isLong, hasPictures, body }) {
+  const files = isLong ? ["from pathlib import Path"] : hasPictures ? PYTHON_IMPORTS : [];
+  const imports = [...(isLong ? ["import json"] : []), ...(hasKey ? ["import os"] : []), ...files];
+  const lines = [...imports, ...(imports.length ? [""] : []), "import httpx", "", ...(hasPictures ? PYTHON_LINES : [])];
   lines.push(`body = ${isLong ? `json.loads(Path("${BODY_FILE}").read_text(encoding="utf-8"))` : literal(body, "python")}`);
   if (hasKey) lines.push('headers = {"authorization": f"Bearer {os.environ[\'ROUNDHOUSE_KEY\']}"}');
   const call = `${JSON.stringify(url)}, json=body${hasKey ? ", headers=headers" : ""}, timeout=300`;
@@ -59,10 +69,10 @@ function httpx({ url, hasKey, isLong, body }) {
   return lines.join("\n");
 }
 
-function javascript({ url, hasKey, isLong, body }) {
+function javascript({ url, hasKey, isLong, hasPictures, body }) {
   const headers = { "content-type": "application/json" };
   const key = hasKey ? ", authorization: `Bearer ${process.env.ROUNDHOUSE_KEY}`" : "";
-  const lines = isLong ? ['import { readFile } from "node:fs/promises";', ""] : [];
+  const lines = isLong ? ['import { readFile } from "node:fs/promises";', ""] : hasPictures ? [...JAVASCRIPT_LINES] : [];
   lines.push(
     `const body = ${isLong ? `await readFile("${BODY_FILE}", "utf8")` : `JSON.stringify(${literal(body, "javascript")})`};`,
     `const response = await fetch(${JSON.stringify(url)}, {`,
