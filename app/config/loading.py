@@ -27,7 +27,7 @@ from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
 from app.config.tables import extension_tables
 from app.config.tls_files import TlsFiles
-from app.config.web_names import HostPattern, ProxyNetwork, RootPath, WebOrigin
+from app.config.web_names import HostPattern, MediaHost, ProxyNetwork, RootPath, WebOrigin
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.settings.composites import CompositeModelEntry
 from frameworks.core.settings.entries import (
@@ -102,6 +102,9 @@ class ServerSettings(BaseModel):
     """Names in the Host header that are answered beside the default ones. `"*.example.org"` is every name below this
     one, `"*"` every name. Default: `localhost`, IP addresses, the names of the machine, and names that the public DNS
     does not have."""
+    media_hosts: Annotated[tuple[MediaHost, ...], Field(strict=False)] = ()
+    """Hosts from which images of conversations are fetched, like `"images.example.org"` or `"*.example.org"`. An
+    address or a network, like `"10.0.0.0/8"`, may be private; all others must be public. Default: no URL is fetched."""
     cors_origins: Annotated[tuple[WebOrigin, ...], Field(strict=False)] = ()
     """Origins like `"https://app.example.org"` whose pages may call; `"*"` is every page. Default: none."""
     root_path: RootPath = ""

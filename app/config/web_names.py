@@ -69,7 +69,15 @@ def _origin(value: str) -> str:
     return value
 
 
+def _media_host(value: str) -> str:
+    try:
+        return _network(value)
+    except ValueError:
+        return _host(value)
+
+
 HostPattern = Annotated[str, AfterValidator(_host)]
+MediaHost = Annotated[str, AfterValidator(_media_host)]
 WebOrigin = Annotated[str, AfterValidator(_origin)]
 RootPath = Annotated[str, AfterValidator(_root_path)]
 """Without a slash at its end; empty: none."""

@@ -12,13 +12,14 @@ from frameworks.scheduling.byte_limit import ByteLimit
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """`requests`: of the whole server. `default_timeout_ms`: of a request that names no deadline. `tenants`: the
-    limits of those that have any, by name.
+    limits of those that have any, by name. `media_hosts`: of images that are fetched.
     """
 
     requests: RequestLimit
     max_body_bytes: int
     default_timeout_ms: int | None
     tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
+    media_hosts: tuple[str, ...] = ()
 
     def byte_limit_of(self, tenant: Tenant) -> ByteLimit:
         """Return the limit that counts the bytes of a tenant."""

@@ -15,6 +15,7 @@ from app.inference.context import InferenceService, RequestContext
 from app.inference.contract import DecodedRequest, NamedRequest
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
+from app.inference.media_fetch import MediaFetcher, has_urls
 from app.inference.model_view import ModelView
 from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
@@ -62,7 +63,8 @@ class Pipeline:
         """By kind of a resource that paths name beside models: check a name before the body is read, and record it."""
         self.operations: dict[type[Any], Operation] = {}
         """The operations by the class of their requests; filled when the server is built."""
-        self._at_close: list[Callable[[], None]] = []
+        self._media = MediaFetcher(bounds.media_hosts)
+        self._at_close: list[Callable[[], None]] = [self._media.close]
         # One thread: several would only compete for the interpreter's lock.
         self._long_work = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
 
@@ -231,6 +233,8 @@ class Pipeline:
             request = replace(request, adapter=context.adapter)
         context.is_watched = True
         try:
+            if has_urls(request):
+                request = await self._media.fetch(request, decoded.spec, context.permit.hold_bytes())
             # Closed at once if the client disconnects or cannot be reached: its sequences end.
             with closing(
                 await self._service.generate(context, request, left_s, in_pieces=decoded.stream)

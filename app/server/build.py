@@ -243,7 +243,8 @@ def build_bounds(settings: Settings, byte_limit: ByteLimit, limits: SharedLimits
         byte_limit=byte_limit,
     )
     tenants = limits_by_tenant(settings.auth.tenants, byte_limit, limits)
-    return Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms, tenants)
+    server = settings.server
+    return Bounds(requests, server.max_body_bytes, scheduling.default_timeout_ms, tenants, server.media_hosts)
 
 
 def build_counting(

@@ -28,11 +28,14 @@ class MessageCall:
 
 @dataclass(frozen=True, slots=True)
 class MessageImage:
-    """An image file within a message. `at`: the characters of the content before it. `field`: of the request."""
+    """An image file within a message. `at`: the characters of the content before it. `field`: of the request. `url`:
+    from which the file is to be fetched; empty once `data` is there.
+    """
 
     data: bytes
     at: int
     field: str
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

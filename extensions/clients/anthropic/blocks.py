@@ -46,8 +46,15 @@ class TextBlock(Body):
     cache_control: CacheControl = None
 
 
+class ImageUrlSource(Body):
+    """An image at a host of `server.media_hosts`."""
+
+    type: Literal["url"]
+    url: str
+
+
 class ImageSource(Body):
-    """The bytes of an image in base64. URLs and files are not accepted."""
+    """The bytes of an image in base64."""
 
     type: Literal["base64"]
     media_type: str = Field("", max_length=256, description="Without effect: the file itself shows its format.")
@@ -64,7 +71,7 @@ class ImageBlock(Body):
     )
 
     type: Literal["image"]
-    source: ImageSource
+    source: Annotated[ImageSource | ImageUrlSource, Field(discriminator="type")]
     cache_control: CacheControl = None
 
 

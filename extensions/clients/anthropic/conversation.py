@@ -10,6 +10,7 @@ from app.protocols.shared.fields.message_content import Content
 from extensions.clients.anthropic.blocks import (
     Block,
     ImageBlock,
+    ImageUrlSource,
     InputMessage,
     TextBlock,
     ThinkingBlock,
@@ -115,7 +116,11 @@ def _content_of(blocks: Iterable[_FieldBlock]) -> Content:
         if isinstance(block, TextBlock):
             content.add_text(block.text)
         elif isinstance(block, ImageBlock):
-            content.add_image(block.source.data, f"{field}.source.data")
+            source = block.source
+            if isinstance(source, ImageUrlSource):
+                content.add_url(source.url, f"{field}.source.url")
+            else:
+                content.add_image(source.data, f"{field}.source.data")
     return content
 
 

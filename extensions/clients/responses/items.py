@@ -278,7 +278,7 @@ def _content_of(content: str | Sequence[InputText | InputImage | OutputText | Re
         return found
     for index, part in enumerate(content):
         if isinstance(part, InputImage):
-            found.add_image(part.image_url, f"{field}[{index}].image_url")
+            found.add_url(part.image_url, f"{field}[{index}].image_url")
         else:
             found.add_text(part.refusal if isinstance(part, RefusalText) else part.text)
     return found

@@ -44,6 +44,7 @@ def test_text_is_converted_to_setting_type() -> None:
         "grpc_port": 9001,
         "grpc_max_connection_age_s": 3600.0,
         "allowed_hosts": ("models.example.org",),
+        "media_hosts": (),
         "cors_origins": (),
         "root_path": "",
         "trusted_proxies": (),

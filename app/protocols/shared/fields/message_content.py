@@ -22,7 +22,7 @@ class TextPart(Body):
 
 
 class ImageUrl(Body):
-    """A file as a data URL. No other URL is accepted."""
+    """A file as a data URL, or at a host of `server.media_hosts`."""
 
     url: str
     detail: Any = Field(None, description="Accepted without effect.")
@@ -66,6 +66,13 @@ class Content:
         """Add the file of a data URL or of base64. Raises InvalidInput."""
         self._images.append(MessageImage(decode_image(encoded, field), self._length, field))
 
+    def add_url(self, url: str, field: str) -> None:
+        """Add an image by URL: one of http(s) is fetched later, others are as of `add_image`. Raises InvalidInput."""
+        if url[:8].lower().startswith(("http://", "https://")):
+            self._images.append(MessageImage(b"", self._length, field, url))
+        else:
+            self.add_image(url, field)
+
 
 def read_content(content: str | Sequence[TextPart | ImagePart], field: str) -> tuple[str, tuple[MessageImage, ...]]:
     """Return the joined texts of a content, and its images. `field`: of the content. Raises InvalidInput."""
@@ -76,5 +83,5 @@ def read_content(content: str | Sequence[TextPart | ImagePart], field: str) -> t
         if isinstance(part, TextPart):
             found.add_text(part.text)
         else:
-            found.add_image(part.image_url.url, f"{field}[{index}].image_url.url")
+            found.add_url(part.image_url.url, f"{field}[{index}].image_url.url")
     return found.text, found.images

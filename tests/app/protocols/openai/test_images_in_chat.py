@@ -113,7 +113,7 @@ def test_tokenize_has_same_prompt_as_chat() -> None:
         ("data:image/png;base64,", "got an empty text"),
         ("x", "expected base64"),
         ("data:image/png;base64,YQ!", "expected base64"),
-        ("http://a.org/a.png", "the server fetches no URL"),
+        ("ftp://a.org/a.png", "the server fetches no URL"),
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"tool_call_id": "c1"}], ids=["plain", "read alone"])

@@ -133,9 +133,9 @@ SOURCES = [
     ({"type": "base64", "data": 1}, ".data", "expected a string, got 1"),
     ({"type": "base64", "media_type": "image/png"}, ".data", "expected a string, got nothing"),
     ({"type": "base64", "media_type": None, "data": "aW1n"}, ".media_type", "got null"),
-    ({"type": "url", "url": "https://a.org/a.png"}, ".type", 'expected "base64", got "url"'),
-    ({"type": "file", "file_id": "f"}, ".type", 'expected "base64", got "file"'),
-    ({"data": "aW1n"}, ".type", 'expected "base64", got nothing'),
+    ({"type": "url", "url": "ftp://a.org/a.png"}, ".url", "the server fetches no URL"),
+    ({"type": "file", "file_id": "f"}, ".type", 'expected "base64" or "url", got "file"'),
+    ({"data": "aW1n"}, ".type", 'expected "base64" or "url", got nothing'),
     (None, "", "expected an object, got null"),
     ("aW1n", "", "expected an object"),
 ]

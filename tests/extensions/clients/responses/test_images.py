@@ -111,7 +111,7 @@ PARTS = [
     ({"image_url": "!"}, ".image_url", "expected base64, got other text"),
     ({"image_url": ""}, ".image_url", "expected the image of a file, got an empty text"),
     ({"image_url": "data:image/png;base64,"}, ".image_url", "expected the image of a file, got an empty text"),
-    ({"image_url": "https://a.org/a.png"}, ".image_url", "the server fetches no URL"),
+    ({"image_url": "ftp://a.org/a.png"}, ".image_url", "the server fetches no URL"),
     ({"image_url": {"url": "aW1n"}}, ".image_url", "expected a string, got an object"),
     ({"image_url": None}, ".image_url", "expected a string, got null"),
     ({"file_id": "f"}, ".file_id", 'expected null, got "f"; no file is stored: send image_url'),

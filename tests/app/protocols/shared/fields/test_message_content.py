@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.protocols.shared.bodies import Body, read_body
 from app.protocols.shared.fields.generation import Messages, to_conversation
-from app.protocols.shared.fields.message_content import Content, ImagePart, TextPart, read_content
+from app.protocols.shared.fields.message_content import Content, ImagePart, ImageUrl, TextPart, read_content
 from frameworks.core.errors import InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import Conversation, Message, MessageImage
 
@@ -149,7 +149,7 @@ URLS = [
     ("abcde", "expected base64, got other text"),
     (HEAD + "a b", "expected base64, got other text"),
     ("data:image/png,abc", "expected a data URL in base64, got another one"),
-    ("https://a.org/a.png", "got a URL with the scheme https; the server fetches no URL"),
+    ("ftp://a.org/a.png", "got a URL with the scheme ftp; the server fetches no URL"),
     ("file:///etc/passwd", "got a URL with the scheme file; the server fetches no URL"),
 ]
 
@@ -210,3 +210,9 @@ def test_images_of_long_conversation_keep_their_messages() -> None:
         field = f"messages[{i}].content[1].image_url.url"
         images = (MessageImage(str(i).encode(), len(str(i)), field),) if i % 2 else ()
         assert message == Message("user", str(i), images=images)
+
+
+@pytest.mark.parametrize("url", ["http://a.org/a.png", "HTTPS://a.org/a.png"])
+def test_url_of_host_is_kept(url: str) -> None:
+    image = ImagePart(type="image_url", image_url=ImageUrl(url=url, detail=None), uuid=None)
+    assert read_content([TextPart(type="text", text="ab"), image], "m") == ("ab", (MessageImage(b"", 2, "m[1].image_url.url", url),))
