@@ -1,8 +1,12 @@
 """Images in conversations over a real socket: each protocol, their bounds, and what a model without vision answers."""
 
 import base64
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningSe
     entries += _entry("bounded", folder / "smolvlm", "max_images = 2\nmax_image_pixels = 10000")
     entries += _entry("blind", folder / "smolvlm", "vision = false")
     entries += f'[[models.torch_models]]\nname = "texts"\npath = "{MODELS / "tiny-llama"}"\n'
+    entries += '[server]\nmedia_hosts = ["127.0.0.0/8"]\n'
     with serving(folder, entries) as running:
         yield running.wait_ready(), expected
         running.check_log()
@@ -63,6 +68,24 @@ def openai_message(count: int) -> dict[str, Any]:
         parts.append({"type": "image_url", "image_url": {"url": data_url(data), "detail": "high"}})
         parts.append({"type": "text", "text": f"one {number}"})
     return {"role": "user", "content": [*parts, {"type": "text", "text": " tell me"}]}
+
+
+@contextmanager
+def files_served(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder; yield the URL of the folder."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(folder))) as files:
+        thread = threading.Thread(target=files.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{files.server_address[1]}"
+        finally:
+            files.shutdown()
+            thread.join()
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
 
 def post(server: RunningServer, path: str, **body: Any) -> httpx.Response:
@@ -201,6 +224,19 @@ def test_urls_are_never_fetched(seeing: tuple[RunningServer, dict[str, Any]], ur
     )
     assert answer.status_code == 400
     assert "the server fetches no URL" in answer.json()["error"]["message"]
+
+
+def test_image_at_listed_host_is_fetched(seeing: tuple[RunningServer, dict[str, Any]], tmp_path: Path) -> None:
+    server, expected = seeing
+    (tmp_path / "a.png").write_bytes(IMAGES[0])
+    with files_served(tmp_path) as base:
+        message = openai_message(1)
+        message["content"][0]["image_url"]["url"] = f"{base}/a.png"
+        own = server.infer("smolvlm", messages=[message], temperature=0, max_tokens=TOKENS)
+        assert own["text"] == expected["smolvlm"][1]
+        message["content"][0]["image_url"]["url"] = f"{base}/absent.png"
+        absent = post(server, "/v1/chat/completions", model="smolvlm", messages=[message], max_tokens=1)
+    assert_refused(absent, 400, "invalid_input", "messages[0].content[0].image_url.url", "got the status 404")
 
 
 def test_placeholder_in_text_is_refused(seeing: tuple[RunningServer, dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -210,7 +211,7 @@ def test_private_address_of_host_is_refused(addresses: list[str], monkeypatch: p
     monkeypatch.setattr(socket, "getaddrinfo", _resolving(addresses))
     monkeypatch.setattr(socket, "socket", _never)
     with closing(MediaFetcher(("192.0.2.0/24",))) as fetcher:
-        parts = media_fetch.urlsplit("http://images.example.org/a")
+        parts = urlsplit("http://images.example.org/a")
         fetch = media_fetch._Fetch(parts, fetcher._is_allowed, _never, 5.0)
         with pytest.raises(media_fetch._FetchFailed, match="a host with a private address"):
             fetch.run()

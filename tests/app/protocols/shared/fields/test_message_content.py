@@ -215,4 +215,7 @@ def test_images_of_long_conversation_keep_their_messages() -> None:
 @pytest.mark.parametrize("url", ["http://a.org/a.png", "HTTPS://a.org/a.png"])
 def test_url_of_host_is_kept(url: str) -> None:
     image = ImagePart(type="image_url", image_url=ImageUrl(url=url, detail=None), uuid=None)
-    assert read_content([TextPart(type="text", text="ab"), image], "m") == ("ab", (MessageImage(b"", 2, "m[1].image_url.url", url),))
+    assert read_content([TextPart(type="text", text="ab"), image], "m") == (
+        "ab",
+        (MessageImage(b"", 2, "m[1].image_url.url", url),),
+    )
