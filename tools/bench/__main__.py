@@ -60,6 +60,7 @@ from tools.bench.text_generation.generation_prefill import measure_generation_pr
 from tools.bench.text_generation.generation_speculation import measure_draft_model, measure_speculation
 from tools.bench.text_generation.quantization import measure_quantization
 from tools.bench.text_generation.streams import measure_streams
+from tools.bench.text_generation.vision import measure_vision
 
 _MODELS = ROOT / "models"
 
@@ -129,6 +130,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "llama-cpp": [lambda: measure_generation_llama_cpp(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
+        "vision": [lambda: measure_vision(folder)],
         "soak": [lambda: measure_soak(folder)],
         "hostile": [lambda: measure_hostile(folder)],
         "overload": [lambda: measure_overload(folder)],

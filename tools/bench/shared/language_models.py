@@ -77,7 +77,7 @@ def save_llama(
         model.lm_head.weight[:_BYTES] = 0
         model.lm_head.weight[-1] = 0
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -107,7 +107,7 @@ _WORDS = [
 ]
 
 
-def _tokenizer() -> Any:
+def make_tokenizer() -> Any:
     """Return a byte-level BPE: bytes, syllables, syllables after a space, and words of two syllables."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

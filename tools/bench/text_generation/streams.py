@@ -27,10 +27,11 @@ _STREAM_TOKENS = CONTEXT_TOKENS - LONGEST_PROMPT
 
 
 @dataclass(slots=True)
-class _Running:
-    """Streams that restart at their ends until they are stopped."""
+class Running:
+    """Streams that restart at their ends until they are stopped. `request_of`: the request of a text."""
 
     port: int
+    request_of: Callable[[str], bytes]
     all: list[Streamed] = field(default_factory=list)
     is_stopped: bool = False
 
@@ -38,8 +39,7 @@ class _Running:
         while not self.is_stopped:
             streamed = Streamed()
             self.all.append(streamed)
-            request = completion("llama", text, _STREAM_TOKENS, stream=True)
-            await stream(self.port, request, streamed, lambda: not self.is_stopped)
+            await stream(self.port, self.request_of(text), streamed, lambda: not self.is_stopped)
 
     def gaps_s(self, from_s: float) -> list[float]:
         """Return the gaps of all streams in rising order, without those that end before `from_s`."""
@@ -59,7 +59,7 @@ def measure_streams(folder: Path) -> list[Row]:
 
 
 async def _rows(server: RunningServer) -> list[Row]:
-    running = _Running(server.port)
+    running = Running(server.port, lambda text: completion("llama", text, _STREAM_TOKENS, stream=True))
     async with asyncio.TaskGroup() as group:
         for text in mixed_prompts(_STREAMS, 0):
             group.create_task(running.keep_one(text))
@@ -72,7 +72,7 @@ async def _rows(server: RunningServer) -> list[Row]:
     return rows
 
 
-async def _first_token_row(running: _Running, length: int) -> Row:
+async def _first_token_row(running: Running, length: int) -> Row:
     """Send short prompts one after another, with short pauses."""
     choose = random.Random(length)
     from_s = time.perf_counter()
@@ -93,7 +93,7 @@ async def _first_token_row(running: _Running, length: int) -> Row:
     )
 
 
-async def _long_prompt_rows(running: _Running) -> list[Row]:
+async def _long_prompt_rows(running: Running) -> list[Row]:
     quiet_from_s = time.perf_counter()
     await asyncio.sleep(_SECONDS / 4)
     quiet_s = running.gaps_s(quiet_from_s)
@@ -103,11 +103,11 @@ async def _long_prompt_rows(running: _Running) -> list[Row]:
     return [
         Row(
             f"the same, while prompts of {_LONG_PROMPT_TOKENS:,} tokens keep arriving: inter-token p99",
-            f"{_percentile(gaps_s, 0.99) / median(gaps_s):.2f} times the median",
+            f"{percentile(gaps_s, 0.99) / median(gaps_s):.2f} times the median",
             "≤ 2 times",
-            f"median {median(gaps_s) * 1e3:.0f} ms, p99 {_percentile(gaps_s, 0.99) * 1e3:.0f} ms, longest "
+            f"median {median(gaps_s) * 1e3:.0f} ms, p99 {percentile(gaps_s, 0.99) * 1e3:.0f} ms, longest "
             f"{gaps_s[-1] * 1e3:.0f} ms; without them {median(quiet_s) * 1e3:.0f} ms and "
-            f"{_percentile(quiet_s, 0.99) * 1e3:.0f} ms",
+            f"{percentile(quiet_s, 0.99) * 1e3:.0f} ms",
         ),
         Row(
             f"the same: time to first token of the prompts of {_LONG_PROMPT_TOKENS:,} tokens",
@@ -129,5 +129,6 @@ async def _ask_long(port: int, goes_on: Callable[[], bool]) -> list[float]:
     return firsts_s
 
 
-def _percentile(rising: Sequence[float], share: float) -> float:
+def percentile(rising: Sequence[float], share: float) -> float:
+    """Return a percentile of values in rising order."""
     return rising[math.ceil(len(rising) * share) - 1]

@@ -158,7 +158,8 @@ class GeneratingModel:
             result.scored = self._scorer.take_scored(plan.parts)
         self._take_all(parts, step, sampled, result)
         self._learn(parts, step, result)
-        self._work_on_image(parts, sum(part.num_tokens == 1 for part in plan.parts), result)
+        if parts.scheduler.wanted is not None:
+            self._work_on_image(parts, sum(part.num_tokens == 1 for part in plan.parts), result)
         if self._sequences:
             self._in_flight = following
         result.stats = parts.scheduler.stats(self._block_bytes)
