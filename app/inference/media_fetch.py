@@ -52,7 +52,7 @@ class MediaFetcher:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def fetch(self, request: GenerateRequest, spec: ModelSpec | None, hold: ByteHold) -> GenerateRequest:
-        """Return a request that `has_urls` with their files. `hold`: counts their bytes.
+        """Return a request whose conversation has URLs, with their files. `hold`: counts their bytes.
 
         Raises InvalidInput with the field of an image, and Overloaded.
         """
@@ -226,14 +226,6 @@ def _parts_of(image: MessageImage) -> SplitResult:
 def _failed(image: MessageImage, reason: str) -> InvalidInput:
     host = _parts_of(image).hostname
     return InvalidInput(image.field, f"expected a file at {host}, got {reason}; send the file itself")
-
-
-def has_urls(request: GenerateRequest) -> bool:
-    """Return whether a request names images by URL."""
-    prompt = request.prompts[0]
-    if not isinstance(prompt, Conversation):
-        return False
-    return any([image.url for message in prompt.messages for image in message.images])  # noqa: C419 - most are empty
 
 
 def _with_files(message: Message, files: dict[int, bytes]) -> Message:

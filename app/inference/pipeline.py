@@ -15,14 +15,14 @@ from app.inference.context import InferenceService, RequestContext
 from app.inference.contract import DecodedRequest, NamedRequest
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
-from app.inference.media_fetch import MediaFetcher, has_urls
+from app.inference.media_fetch import MediaFetcher
 from app.inference.model_view import ModelView
 from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.core.errors import DeadlineExceeded
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import RunTrace
-from frameworks.generation.types import GenerateAnswer, GenerateRequest
+from frameworks.generation.types import Conversation, GenerateAnswer, GenerateRequest
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
@@ -233,7 +233,7 @@ class Pipeline:
             request = replace(request, adapter=context.adapter)
         context.is_watched = True
         try:
-            if has_urls(request):
+            if type(request.prompts[0]) is Conversation and request.prompts[0].has_urls:
                 request = await self._media.fetch(request, decoded.spec, context.permit.hold_bytes())
             # Closed at once if the client disconnects or cannot be reached: its sequences end.
             with closing(

@@ -14,7 +14,7 @@ from frameworks.core.timings import Timings
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
-from frameworks.engine.images import ConversationImages, HeldImages, conversation_with_images
+from frameworks.engine.images import ConversationImages, HeldImages
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads, size_of_prompt
@@ -80,6 +80,9 @@ class GenerationService:
         """Begin to generate text for a request that `check_request` accepted, see Engine.generate. `use`: of its
         adapter; it is released when the last sequence has ended; where this raises, by the caller.
         """
+        prompt = request.prompts[0]
+        if not isinstance(prompt, Conversation) or not prompt.has_images:
+            return await self._begin(run, request, times, left_s, in_pieces, _Ends(run, use, None))
         held = self._images.held()
         try:
             return await self._begin(run, request, times, left_s, in_pieces, _Ends(run, use, held))
@@ -139,7 +142,7 @@ class GenerationService:
         )
 
     async def _prepare(
-        self, model: StepModel, request: GenerateRequest, held: HeldImages, timings: Timings
+        self, model: StepModel, request: GenerateRequest, held: HeldImages | None, timings: Timings
     ) -> _PreparedPrompts:
         """Tokenize short prompts at once, all others on threads. Raises InvalidInput, Overloaded."""
         tokenizer, prompts, constraint = model.tokenizer, request.prompts, request.constraint
@@ -150,13 +153,13 @@ class GenerationService:
         stops = request.stopping.strings
         suffix = request.prompt_options.suffix or ""
         media: PromptMedia | None = None
-        with_images = conversation_with_images(request)
-        if with_images is not None:
+        if held is not None:
             if request.prompt_options.top_logprobs is not None:
                 raise InvalidInput(
                     "prompt_logprobs", "expected none for a prompt with images, got some; omit the field"
                 )
-            prompt_ids, media = await self._images.prepare(with_images, limit, max_tokens, held, timings)
+            assert isinstance(prompts[0], Conversation)
+            prompt_ids, media = await self._images.prepare(prompts[0], limit, max_tokens, held, timings)
             ids = [prompt_ids]
         elif len(suffix) * len(prompts) <= _MAX_SHORT_CHARACTERS and _are_short(prompts):
             ids = _encode(tokenizer, request, limit, 0, len(prompts))
@@ -199,15 +202,16 @@ class GenerationService:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Whose references end with the sequences of a generation. `use`: of an adapter."""
+    """Whose references end with the sequences of a generation. `use`: of an adapter. `images`: None for texts."""
 
     run: Run
     use: AdapterUse | None
-    images: HeldImages
+    images: HeldImages | None
 
     def release(self) -> None:
         """End the references of a generation whose sequences have ended."""
-        self.images.release()
+        if self.images is not None:
+            self.images.release()
         if self.use is not None:
             self.use.release()
         self.run.permit.release_version()

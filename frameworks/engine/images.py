@@ -14,7 +14,7 @@ from frameworks.engine.contract import Run
 from frameworks.engine.text_answers import ranked
 from frameworks.engine.threads import EngineThreads, ImageMemoryLimit
 from frameworks.generation.media import PromptMedia
-from frameworks.generation.types import Conversation, GenerateRequest
+from frameworks.generation.types import Conversation
 from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
@@ -184,9 +184,3 @@ class ConversationImages:
         self._image_bytes = max(self._image_bytes, media.nbytes // len(images))
         held.shrink(media.nbytes)
         return tuple(ids), media
-
-
-def conversation_with_images(request: GenerateRequest) -> Conversation | None:
-    """Return the only prompt of a request where it is a conversation with images."""
-    prompt = request.prompts[0]
-    return prompt if isinstance(prompt, Conversation) and prompt.images else None

@@ -73,6 +73,16 @@ class Conversation:
     ending: PromptEnding = "response"
 
     @property
+    def has_images(self) -> bool:
+        """Whether a message has images."""
+        return any([message.images for message in self.messages])  # noqa: C419 - a list is faster for few messages
+
+    @property
+    def has_urls(self) -> bool:
+        """Whether an image is still to be fetched."""
+        return self.has_images and any(image.url for image in self.images)
+
+    @property
     def images(self) -> tuple[MessageImage, ...]:
         """Return the images of all messages, in order."""
         return tuple(chain.from_iterable(message.images for message in self.messages))

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 
 from app.protocols.shared.bodies import Body, read_body
 from app.protocols.shared.fields.generation import MAX_MESSAGES, ChatMessage, build_messages
-from app.protocols.shared.fields.message_content import Part, read_content
+from app.protocols.shared.fields.message_content import NO_IMAGES, Part, read_content
 from app.protocols.shared.fields.policy import FieldPolicy, Refusal
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, MessageCall, PromptEnding
@@ -137,7 +137,9 @@ def to_conversation(
     names: dict[str, str] = {}
     turns = []
     for index, each in enumerate(messages):
-        content, images = read_content(each.content, f"messages[{index}].content")
+        content, images = each.content, NO_IMAGES
+        if not isinstance(content, str):
+            content, images = read_content(content, f"messages[{index}].content")
         calls: tuple[MessageCall, ...] = ()
         if each.tool_calls:
             calls = tuple(MessageCall(call.id, call.function.name, call.function.arguments) for call in each.tool_calls)

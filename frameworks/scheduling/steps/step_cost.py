@@ -6,6 +6,8 @@ _MAX_SLOWDOWN = 2.6
 _MAX_PAUSE = 3.0
 # Minimum of prompt tokens in a step: without any, a prompt would never be measured, nor start.
 MIN_PROMPT_TOKENS = 16
+# A step with a slice of an image may take this many times as long: its slices end between modules only.
+_IMAGE_SLOWDOWN = 2.2
 # Seconds of an image without decodes beside it: new requests, and the ends of others, wait for so long at most.
 _ALONE_S = 0.05
 # Of the newest step in the means.
@@ -78,11 +80,11 @@ class StepCost:
         return min(self._max_prompt_tokens, self._fitting(decodes, _MAX_PAUSE))
 
     def image_seconds(self, decodes: int) -> float:
-        """Return for how long an image may be computed beside so many decodes. As for prompts, a step then takes at
-        most _MAX_SLOWDOWN times as long as the decodes alone; without any, until the queue is looked at again.
+        """Return for how long an image may be computed beside so many decodes. A step then takes at most
+        _IMAGE_SLOWDOWN times as long as the decodes alone; without any, until the queue is looked at again.
         """
         alone_s = self.seconds_of(decodes) if decodes else None
-        return _ALONE_S if alone_s is None else (_MAX_SLOWDOWN - 1) * alone_s
+        return _ALONE_S if alone_s is None else (_IMAGE_SLOWDOWN - 1) * alone_s
 
     def prompt_token_cost(self, decodes: int) -> float:
         """Return the cost of a prompt token beside so many decodes, if each decode costs 1; 1 before measurements."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.inference import media_fetch
-from app.inference.media_fetch import MediaFetcher, has_urls
+from app.inference.media_fetch import MediaFetcher
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import (
     Conversation,
@@ -249,9 +249,12 @@ def test_model_that_cannot_read_them_fetches_none(server: ThreadingHTTPServer) -
 
 
 def test_texts_have_no_urls() -> None:
-    assert not has_urls(GenerateRequest(("a text",)))
-    assert not has_urls(request())
-    assert has_urls(request("http://a"))
+    own, fetched_later = (request(*urls).prompts[0] for urls in ((), ("http://a",)))
+    assert isinstance(own, Conversation)
+    assert isinstance(fetched_later, Conversation)
+    assert own.has_images
+    assert (own.has_urls, fetched_later.has_urls) == (False, True)
+    assert not Conversation((Message("user", "a"),)).has_urls
 
 
 @in_loop

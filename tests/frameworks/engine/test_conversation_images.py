@@ -7,8 +7,8 @@ import pytest
 from frameworks.core.errors import InvalidInput
 from frameworks.core.text_lengths import TextLimit
 from frameworks.core.timings import Timings
-from frameworks.engine.images import HeldImages, conversation_with_images
-from frameworks.generation.types import GenerateRequest, Stopping
+from frameworks.engine.images import HeldImages
+from frameworks.generation.types import Conversation, GenerateRequest, Stopping
 from tests.frameworks.engine.image_prompts import MAX_BYTES, TENSOR_BYTES, CountedLimit, ImagePrompts, serving, talk
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, settle, soon, task
@@ -138,11 +138,10 @@ async def test_release_without_hold_is_harmless() -> None:
 
 
 def test_only_conversation_with_images_has_them() -> None:
-    request = talk(b"1")
-    assert conversation_with_images(request) is request.prompts[0]
-    assert conversation_with_images(talk()) is None
-    assert conversation_with_images(GenerateRequest(("a", "b"))) is None
-    assert conversation_with_images(GenerateRequest(((1, 2),))) is None
+    with_image, without = talk(b"1").prompts[0], talk().prompts[0]
+    assert isinstance(with_image, Conversation)
+    assert isinstance(without, Conversation)
+    assert (with_image.has_images, without.has_images) == (True, False)
 
 
 @in_loop

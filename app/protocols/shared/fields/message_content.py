@@ -38,6 +38,7 @@ class ImagePart(Body):
     uuid: Any = Field(None, description="Accepted without effect.")
 
 
+NO_IMAGES: tuple[MessageImage, ...] = ()
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 """A part of a message's content. Models that see read images."""
 

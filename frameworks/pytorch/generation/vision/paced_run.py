@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from frameworks.pytorch.openmp import release_threads
+
 Result = TypeVar("Result")
 
 
@@ -26,6 +28,9 @@ class PacedThread(Generic[Result]):
         self._intra_op_threads = intra_op_threads
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._until_s = 0.0
+        # Seconds from the start of each module to the next pause, when it ran last.
+        self._seconds: dict[torch.nn.Module, float] = {}
+        self._running: tuple[torch.nn.Module, float] | None = None
         self._work: Callable[[], Result] | None = None
         self._is_cancelled = self._is_closed = False
         self._outcome: tuple[Result | None, BaseException | None] = (None, None)
@@ -90,14 +95,27 @@ class PacedThread(Generic[Result]):
             except BaseException as error:  # noqa: BLE001 - raised by `advance`
                 self._outcome = None, error
             del work
-            self._work, self._is_cancelled = None, False
-            self._back.release()
+            self._work, self._is_cancelled, self._running = None, False, None
+            self._hand_back()
 
-    def _pause(self, *_: Any) -> None:
-        """Return to the caller if the slice is over."""
-        if threading.current_thread() is not self._thread or time.perf_counter() < self._until_s:
+    def _pause(self, module: torch.nn.Module, _: Any) -> None:
+        """Return to the caller if the slice is over, or would be before the module has run."""
+        if threading.current_thread() is not self._thread:
             return
+        now_s = time.perf_counter()
+        if self._running is not None:
+            before, started_s = self._running
+            self._seconds[before] = now_s - started_s
+        if now_s + self._seconds.get(module, 0.0) >= self._until_s:
+            self._hand_back()
+            self._go.acquire()
+            if self._is_cancelled:
+                raise _Cancelled
+            now_s = time.perf_counter()
+        self._running = module, now_s
+
+    def _hand_back(self) -> None:
+        if self._intra_op_threads > 1:
+            # They would slow down those of the steps.
+            release_threads()
         self._back.release()
-        self._go.acquire()
-        if self._is_cancelled:
-            raise _Cancelled
