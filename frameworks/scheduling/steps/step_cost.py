@@ -7,7 +7,7 @@ _MAX_PAUSE = 3.0
 # Minimum of prompt tokens in a step: without any, a prompt would never be measured, nor start.
 MIN_PROMPT_TOKENS = 16
 # A step with a slice of an image may take this many times as long: its slices end between modules only.
-_IMAGE_SLOWDOWN = 2.2
+_IMAGE_SLOWDOWN = 2.0
 # Seconds of an image without decodes beside it: new requests, and the ends of others, wait for so long at most.
 _ALONE_S = 0.05
 # Of the newest step in the means.

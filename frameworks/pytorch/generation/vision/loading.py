@@ -85,7 +85,7 @@ def see_by_blocks(load: GeneratorLoad, vision: Vision, whole: Any, runner: Paged
     if not off <= max(vision.trial.tolerance, _QUANTIZED_TOLERANCE[load.bits]):
         raise NotPaged(f"by paged attention its logits after images are off by {off:.3g} times their spread")
     # The vectors of the trial are no request's.
-    runner.tower = VisionTower(whole)
+    tower.clear()
 
 
 def see_by_caches(load: GeneratorLoad, vision: Vision, cached: CachedModel) -> None:

@@ -48,8 +48,16 @@ class VisionTower:
         self._features = base.get_image_features
         self._names = frozenset(inspect.signature(self._features).parameters)
         self._device: torch.device = whole.device
+        for module in whole.modules():
+            if type(module).__name__.endswith("VisionEmbeddings"):
+                module.register_forward_hook(_contiguous)
         self._max_cached_bytes = max_cached_bytes
         self._cached: OrderedDict[tuple[str, int], ImageVectors] = OrderedDict()
+        self.cached_bytes = 0
+
+    def clear(self) -> None:
+        """Forget all vectors."""
+        self._cached.clear()
         self.cached_bytes = 0
 
     def pace(self, name: str, intra_op_threads: int) -> None:
@@ -124,6 +132,11 @@ class VisionTower:
             output = self._features(**own, return_dict=True)
             deep = getattr(output, "deepstack_features", None) or ()
             return ImageVectors(_rows(output.pooler_output), tuple(_rows(each) for each in deep))
+
+
+def _contiguous(_: torch.nn.Module, __: Any, output: Any) -> Any:
+    """Return the output in rows: patches of a convolution are in columns, which each norm of the tower would copy."""
+    return output.contiguous() if isinstance(output, torch.Tensor) else output
 
 
 def _rows(features: Any) -> torch.Tensor:
