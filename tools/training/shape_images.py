@@ -1,7 +1,8 @@
-"""Draw the images of ``shapes`` and ``tiny-vision``: one shape of any size and angle before a background, as in a photo.
+"""Draw the images of ``shapes`` and ``tiny-vision``: one shape of any size and angle before a background.
 
-The backgrounds are gradients with lines and blobs behind the shape; images are blurred, noisy and JPEG-compressed. All
-randomness is of the generator that the caller passes. The shape has any colour, or one that is close to a named one.
+As in photos, the backgrounds are gradients with lines and blobs behind the shape; images are blurred, noisy and
+JPEG-compressed. All randomness is of the generator that the caller passes. The shape has any colour, or one that is
+close to a named one.
 """
 
 import io
