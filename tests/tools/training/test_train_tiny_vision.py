@@ -13,12 +13,13 @@ from transformers import AutoProcessor
 from app.embedded.copy_tiny_vision import FILES
 from tools.training import shape_images
 from tools.training import tiny_vision_talks as talks
+from tools.training.tiny_vision_language import encoded
 from tools.training.tiny_vision_tower import pictures_of
-from tools.training.train_tiny_vision import Recipe, accuracy_of, encoded, make, new_model, new_processor, new_tower
+from tools.training.train_tiny_vision import Recipe, accuracy_of, make, new_model, new_processor, new_tower
 
 SMALL = Recipe(
     hidden_size=16, feed_forward_size=32, layers=1, heads=2, key_value_heads=1, pictures=64, held_out=12,
-    tower_steps=2, steps=2, talks_per_step=4, min_accuracy=0.0,
+    tower_steps=2, steps=2, min_accuracy=0.0,
 )  # fmt: skip
 NAMES = [("red", "star"), ("orange", "ring"), ("blue", "arrow")]
 
@@ -106,4 +107,7 @@ def test_poor_training_writes_nothing(tmp_path: Path) -> None:
 
 def test_accuracy_of_random_weights_is_low() -> None:
     processor = new_processor(SMALL)
-    assert accuracy_of(new_model(SMALL, new_tower(), processor.tokenizer).eval(), pictures_of(12, 1), processor.tokenizer) < 0.5
+    assert (
+        accuracy_of(new_model(SMALL, new_tower(), processor.tokenizer).eval(), pictures_of(12, 1), processor.tokenizer)
+        < 0.5
+    )
