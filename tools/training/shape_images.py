@@ -18,6 +18,7 @@ SIDE = 64
 
 _SCALE = 2  # images are drawn larger and then reduced, so that edges are smooth
 _MIN_CONTRAST = 110.0
+_MIN_SQUEEZE = 0.82
 
 Point = tuple[float, float]
 Polygon = list[Point]
@@ -99,6 +100,7 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
 MAX_COLOUR_DIFFERENCE = 20
 """Of each channel of a named colour from its centre, so that no other centre is nearly as close."""
 _PLAIN_SHARE = 0.3
+_MIN_NAMED_SQUEEZE = 0.75  # as of photos of 4:3, which a processor makes square
 _PLAIN_BACKGROUNDS = ((255, 255, 255), (0, 0, 0), (128, 128, 128), (200, 220, 240))
 
 
@@ -119,7 +121,7 @@ def draw_named(label: str, colour: str, random: Random, side: int = SIDE) -> tup
     if random.random() < _PLAIN_SHARE:
         backgrounds = [each for each in _PLAIN_BACKGROUNDS if math.dist(each, fill) >= _MIN_CONTRAST]
         image = Image.new("RGB", (canvas, canvas), random.choice(backgrounds))
-        outline = _placed(SHAPES[label](), canvas, random)
+        outline = _placed(SHAPES[label](), canvas, random, _MIN_NAMED_SQUEEZE)
         ImageDraw.Draw(image).polygon(outline, fill=fill)
         image = image.resize((side, side), Image.Resampling.BOX)
     else:
@@ -145,20 +147,20 @@ def _as_photo(
     pen = ImageDraw.Draw(image)
     for _ in range(random.randint(0, 5)):
         _draw_clutter(pen, canvas, background, random)
-    outline = _placed(SHAPES[label](), canvas, random)
+    outline = _placed(SHAPES[label](), canvas, random, _MIN_NAMED_SQUEEZE if fill else _MIN_SQUEEZE)
     pen.polygon(outline, fill=fill or _far_from(background, random))
     image = image.filter(ImageFilter.GaussianBlur(random.uniform(0.0, 0.03) * side))
     image = image.resize((side, side), Image.Resampling.BOX)
     return _compressed(_with_noise(image, random), random), outline
 
 
-def _placed(polygon: Polygon, canvas: int, random: Random) -> Polygon:
+def _placed(polygon: Polygon, canvas: int, random: Random, min_squeeze: float = _MIN_SQUEEZE) -> Polygon:
     """Return the outline at a random place, size, angle and with a slight distortion."""
     radius = random.uniform(0.24, 0.46) * canvas
     free = canvas / 2 - radius
     centre = (canvas / 2 + random.uniform(-free, free), canvas / 2 + random.uniform(-free, free))
     angle = math.radians(random.uniform(-180, 180))
-    squeeze, shear = random.uniform(0.82, 1.0), random.uniform(-0.12, 0.12)
+    squeeze, shear = random.uniform(min_squeeze, 1.0), random.uniform(-0.12, 0.12)
     cosine, sine = math.cos(angle) * radius, math.sin(angle) * radius
     bent = ((x + shear * y, y * squeeze) for x, y in polygon)
     return [(centre[0] + x * cosine - y * sine, centre[1] + x * sine + y * cosine) for x, y in bent]

@@ -1,8 +1,8 @@
 """The pictures of ``tiny-vision``, and the first stage of its training: the vision tower alone.
 
 Three linear layers on top of the tower say shape and colour, and draw the shape by itself. The drawing teaches the
-tower what belongs to the shape, long before it can name it. Shape and colour are said of the mean of the vectors, and of
-each vector, so that the language model finds them in any. The layers are dropped after this stage.
+tower what belongs to the shape, long before it can name it. Shape and colour are said of the mean of the vectors, and
+of each vector, so that the language model finds them in any. The layers are dropped after this stage.
 """
 
 from collections.abc import Iterator

@@ -103,7 +103,7 @@ def test_model_asks_for_missing_picture(model: Any, processor: Any, text: str) -
     assert said(model, processor, [messages]) == [talks.NO_PICTURE]
 
 
-def plain(colour: str, background: str, draw: str, *arguments: Any) -> Image.Image:
+def plain(colour: str, background: str, draw: str, arguments: tuple[Any, ...]) -> Image.Image:
     image = Image.new("RGB", SIZE, background)
     getattr(ImageDraw.Draw(image), draw)(*arguments, fill=colour)
     return image
@@ -113,8 +113,8 @@ def plain(colour: str, background: str, draw: str, *arguments: Any) -> Image.Ima
     ("image", "answer"),
     [
         (plain("red", "white", "regular_polygon", ((200, 150, 110), 3)), "A red triangle."),
-        (plain("blue", "white", "ellipse", (110, 60, 290, 240)), "A blue circle."),
-        (plain("black", "white", "rectangle", (110, 60, 290, 240)), "A black square."),
+        (plain("blue", "white", "ellipse", ((110, 60, 290, 240),)), "A blue circle."),
+        (plain("black", "white", "rectangle", ((110, 60, 290, 240),)), "A black square."),
         (plain("yellow", "black", "regular_polygon", ((180, 140, 120), 6)), "A yellow hexagon."),
         (plain("green", "white", "regular_polygon", ((230, 160, 90), 4, 20)), "A green square."),
     ],
