@@ -4,6 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,8 +75,13 @@ def test_talks_show_each_picture_once() -> None:
 
 def test_labels_are_the_answers() -> None:
     tokenizer = new_processor(SMALL).tokenizer
-    said = {"role": "assistant", "content": "A red star."}
-    messages = [{"role": "user", "content": [{"type": "image"}]}, said, {"role": "user", "content": "Hi"}, said]
+    said: dict[str, Any] = {"role": "assistant", "content": "A red star."}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "image"}]},
+        said,
+        {"role": "user", "content": "Hi"},
+        said,
+    ]
     ids, labels = encoded([talks.Talk(messages, [0]), talks.Talk(messages[:2], [0])], tokenizer)
     assert ids.shape == labels.shape
     for row, times in zip(labels, (2, 1), strict=True):
