@@ -7,5 +7,5 @@
     tiny-vision  a very small language model that sees        copy_tiny_vision.py
     names        a small PyTorch finder of names in texts     copy_names.py
     sounds       a small PyTorch classifier of sounds         copy_sounds.py
-The others are files of this package, made by ``tools/training``. The server imports none of these modules.
+All but minilm are files of this package, made by ``tools/training``. The server imports none of these modules.
 """
