@@ -6,10 +6,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.embedded import copy_digits, copy_minilm, copy_names, copy_shapes, copy_sounds, copy_tiny_llama, export_minilm
+from app.embedded import (
+    copy_digits,
+    copy_minilm,
+    copy_names,
+    copy_shapes,
+    copy_sounds,
+    copy_tiny_llama,
+    copy_tiny_vision,
+    export_minilm,
+)
 from app.embedded.folder import PreparationError
 
-MODELS = (copy_minilm, export_minilm, copy_digits, copy_shapes, copy_tiny_llama, copy_names, copy_sounds)
+MODELS = (
+    *(copy_minilm, export_minilm, copy_digits, copy_shapes, copy_tiny_llama, copy_tiny_vision, copy_names),
+    copy_sounds,
+)
 """In this order: export_minilm reads the copy."""
 
 

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def curl_lines(host: str, port: int) -> list[str]:
-    """Return one line for /health, and one for each kind of request to the embedded models, a tool call included."""
+    """Return one line for /health, and one for each kind of request to the embedded models."""
     url = f"http://{host}:{port}"
     text = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed."]
     flat = [value for row in IMAGE_OF_3 for value in row]
@@ -54,11 +54,15 @@ def curl_lines(host: str, port: int) -> list[str]:
         "tools": [{"type": "function", "function": function}],
         "temperature": 0,
     }
+    picture = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,%s"}}
+    shown = {"model": "tiny-vision", "messages": [{"role": "user", "content": [picture]}]}
+    file = "$(base64 models/tiny-vision/example.jpg | tr -d '\\n')"
     header = "-H 'content-type: application/json'"
     return [
         f"curl -s {url}/health",
         f"curl -s {url}/models/shapes/infer -H 'content-type: image/jpeg' --data-binary @models/shapes/example.jpg",
         f"curl -s {url}/models/sounds/infer -H 'content-type: audio/wav' --data-binary @models/sounds/example.wav",
+        f"printf '{json.dumps(shown)}' \"{file}\" | curl -s {url}/v1/chat/completions {header} -d @-",
         *(f"curl -s {url}/infer {header} -d '{json.dumps(request)}'" for request in requests),
         f"curl -s {url}/v1/chat/completions {header} -d '{json.dumps(call)}'",
     ]

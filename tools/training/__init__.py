@@ -5,4 +5,6 @@
 ``train_names.py`` writes a finder of names, taught by ``name_sentences.py`` and begun by ``name_vocabulary.py``.
 ``train_tiny_llama.py`` writes a language model; ``train_tiny_llama_tools.py`` trains it further, to call functions.
 Their texts come from ``prose.py``, ``dialogues.py`` and ``tool_dialogues.py``.
+``train_tiny_vision.py`` writes a language model that sees images of ``shape_images.py``. ``tiny_vision_tower.py``
+trains its tower, and ``tiny_vision_talks.py`` makes conversations.
 """

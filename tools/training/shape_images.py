@@ -1,7 +1,8 @@
-"""Draw the images of the ``shapes`` model: one shape of any colour, size and angle before a background, as in a photo.
+"""Draw the images of ``shapes`` and ``tiny-vision``: one shape of any size and angle before a background.
 
-The backgrounds are gradients with lines and blobs behind the shape; images are blurred, noisy and JPEG-compressed. All
-randomness is of the generator that the caller passes.
+As in photos, the backgrounds are gradients with lines and blobs behind the shape; images are blurred, noisy and
+JPEG-compressed. All randomness is of the generator that the caller passes. The shape has any colour, or one that is
+close to a named one.
 """
 
 import io
@@ -17,6 +18,7 @@ SIDE = 64
 
 _SCALE = 2  # images are drawn larger and then reduced, so that edges are smooth
 _MIN_CONTRAST = 110.0
+_MIN_SQUEEZE = 0.82
 
 Point = tuple[float, float]
 Polygon = list[Point]
@@ -80,27 +82,85 @@ SHAPES: Mapping[str, Callable[[], Polygon]] = {
 """Label → outline, within the circle of radius 1 around the origin. The labels are in the order of the output."""
 
 
+COLOURS: Mapping[str, tuple[int, int, int]] = {
+    "red": (220, 40, 40),
+    "orange": (250, 140, 20),
+    "yellow": (245, 225, 40),
+    "green": (40, 160, 60),
+    "cyan": (40, 205, 215),
+    "blue": (40, 80, 220),
+    "purple": (130, 50, 180),
+    "pink": (250, 130, 190),
+    "brown": (120, 75, 40),
+    "grey": (128, 128, 128),
+    "white": (245, 245, 245),
+    "black": (20, 20, 20),
+}
+"""Name → red, green and blue of its centre. A colour has the name of the nearest centre."""
+MAX_COLOUR_DIFFERENCE = 20
+"""Of each channel of a named colour from its centre, so that no other centre is nearly as close."""
+_PLAIN_SHARE = 0.3
+_MIN_NAMED_SQUEEZE = 0.75  # as of photos of 4:3, which a processor makes square
+_PLAIN_BACKGROUNDS = ((255, 255, 255), (0, 0, 0), (128, 128, 128), (200, 220, 240))
+
+
 def draw(label: str, random: Random, side: int = SIDE) -> Image.Image:
     """Return an RGB image of ``side`` x ``side`` pixels with one shape."""
+    return _as_photo(label, random, side, _colour(random))[0]
+
+
+def draw_named(label: str, colour: str, random: Random, side: int = SIDE) -> tuple[Image.Image, Image.Image]:
+    """Return an RGB image of ``side`` x ``side`` pixels with one shape, in a colour close to that of the name, and the
+    shape alone, white on black, with a quarter of the pixels.
+
+    Three of ten images are plain: a background of one colour, without noise.
+    """
+    difference = MAX_COLOUR_DIFFERENCE
+    fill = tuple(max(0, min(255, each + random.randint(-difference, difference))) for each in COLOURS[colour])
     canvas = side * _SCALE
-    background = _colour(random)
+    if random.random() < _PLAIN_SHARE:
+        backgrounds = [each for each in _PLAIN_BACKGROUNDS if math.dist(each, fill) >= _MIN_CONTRAST]
+        image = Image.new("RGB", (canvas, canvas), random.choice(backgrounds))
+        outline = _placed(SHAPES[label](), canvas, random, _MIN_NAMED_SQUEEZE)
+        ImageDraw.Draw(image).polygon(outline, fill=fill)
+        image = image.resize((side, side), Image.Resampling.BOX)
+    else:
+        image, outline = _as_photo(label, random, side, _far_from(fill, random), fill)
+    mask = Image.new("L", (canvas, canvas))
+    ImageDraw.Draw(mask).polygon(outline, fill=255)
+    return image, mask.resize((side // 2, side // 2), Image.Resampling.BOX)
+
+
+def colour_of(pixel: tuple[int, ...]) -> str:
+    """Return the name of a colour: that of the nearest centre."""
+    return min(COLOURS, key=lambda name: math.dist(COLOURS[name], pixel))
+
+
+def _as_photo(
+    label: str, random: Random, side: int, background: tuple[int, ...], fill: tuple[int, ...] | None = None
+) -> tuple[Image.Image, Polygon]:
+    """Return an image whose shape has the colour ``fill``, or any that is easy to tell from the background, and its
+    outline at the scale of drawing.
+    """
+    canvas = side * _SCALE
     image = _gradient(canvas, background, random)
     pen = ImageDraw.Draw(image)
     for _ in range(random.randint(0, 5)):
         _draw_clutter(pen, canvas, background, random)
-    pen.polygon(_placed(SHAPES[label](), canvas, random), fill=_far_from(background, random))
+    outline = _placed(SHAPES[label](), canvas, random, _MIN_NAMED_SQUEEZE if fill else _MIN_SQUEEZE)
+    pen.polygon(outline, fill=fill or _far_from(background, random))
     image = image.filter(ImageFilter.GaussianBlur(random.uniform(0.0, 0.03) * side))
     image = image.resize((side, side), Image.Resampling.BOX)
-    return _compressed(_with_noise(image, random), random)
+    return _compressed(_with_noise(image, random), random), outline
 
 
-def _placed(polygon: Polygon, canvas: int, random: Random) -> Polygon:
+def _placed(polygon: Polygon, canvas: int, random: Random, min_squeeze: float = _MIN_SQUEEZE) -> Polygon:
     """Return the outline at a random place, size, angle and with a slight distortion."""
     radius = random.uniform(0.24, 0.46) * canvas
     free = canvas / 2 - radius
     centre = (canvas / 2 + random.uniform(-free, free), canvas / 2 + random.uniform(-free, free))
     angle = math.radians(random.uniform(-180, 180))
-    squeeze, shear = random.uniform(0.82, 1.0), random.uniform(-0.12, 0.12)
+    squeeze, shear = random.uniform(min_squeeze, 1.0), random.uniform(-0.12, 0.12)
     cosine, sine = math.cos(angle) * radius, math.sin(angle) * radius
     bent = ((x + shear * y, y * squeeze) for x, y in polygon)
     return [(centre[0] + x * cosine - y * sine, centre[1] + x * sine + y * cosine) for x, y in bent]

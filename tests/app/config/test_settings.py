@@ -85,7 +85,7 @@ def test_own_config_file_loads() -> None:
     loaded = load_settings(ROOT / "config.toml", {})
     models = loaded.settings.models
     names = [model.name for model in (*models.onnx_models, *models.torch_models)]
-    assert names == ["digits", "shapes", "minilm-onnx", "minilm", "tiny-llama", "names", "sounds"]
+    assert names == ["digits", "shapes", "minilm-onnx", "minilm", "tiny-llama", "tiny-vision", "names", "sounds"]
 
 
 def test_load_settings_without_file_returns_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

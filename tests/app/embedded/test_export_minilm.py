@@ -75,6 +75,6 @@ def test_second_run_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
     *lines, report = done.stdout.splitlines()
-    names = ("minilm", "minilm-onnx", "digits", "shapes", "tiny-llama", "names", "sounds")
+    names = ("minilm", "minilm-onnx", "digits", "shapes", "tiny-llama", "tiny-vision", "names", "sounds")
     assert lines == [f"models/{name}: exists" for name in names]
     assert json.loads(report) == [0, []]
