@@ -29,13 +29,19 @@ from frameworks.pytorch.generation.decoders.transformers_decoder import Transfor
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
+from frameworks.pytorch.generation.loading.vision_loading import (
+    drop_vision,
+    language_part,
+    load_vision,
+    see_by_blocks,
+    sees,
+)
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch, SwitchParts
 from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
 from frameworks.pytorch.generation.step.trial import Trial
 from frameworks.pytorch.generation.vision.language import other_bytes
-from frameworks.pytorch.generation.vision.loading import drop_vision, language_part, load_vision, see_by_blocks, sees
 from frameworks.pytorch.generation.vision.tower import MAX_CACHED_BYTES
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights

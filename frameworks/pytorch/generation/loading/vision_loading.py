@@ -11,12 +11,12 @@ from frameworks.generation.types import VisionSpec
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
+from frameworks.pytorch.generation.loading.vision_trial import VisionTrial
 from frameworks.pytorch.generation.step.shape import NotPaged
 from frameworks.pytorch.generation.vision.language import LanguagePart
 from frameworks.pytorch.generation.vision.processing import ImageProcessing
 from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm
 from frameworks.pytorch.generation.vision.tower import VisionTower
-from frameworks.pytorch.generation.vision.trial import VisionTrial
 
 # Largest error of the logits after images with quantized weights, relative to their spread.
 _QUANTIZED_TOLERANCE = {None: 0.0, "int8": 0.5, "int4": 0.9}
