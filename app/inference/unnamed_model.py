@@ -39,7 +39,8 @@ class UnnamedModel:
     def name_in(self, slots: Iterable[ModelSlot]) -> str:
         """Return the name of the model. Raises InvalidInput, which names the candidates, if there is not exactly one.
 
-        A model that was never loaded is meant if it is alone and no other model has one of the kinds.
+        A model that was never loaded is meant if it is alone and no other model has one of the kinds. Among models that
+        generate text, the only one that reads no images is meant.
         """
         slots = list(slots)
         if self.placeholder is not None and any(self.placeholder in slot.names for slot in slots):
@@ -51,6 +52,10 @@ class UnnamedModel:
         names = by_kind.get(kind, [])
         if len(names) == 1:
             return names[0]
+        if kind == "generate":
+            of_texts = [slot.name for slot in slots if _kind_of(slot) == kind and not _sees(slot)]
+            if len(of_texts) == 1:
+                return of_texts[0]
         name = "none" if self.placeholder is None else f'"{self.placeholder[:_MAX_SHOWN_CHARACTERS]}"'
         given = f"expected a model name, got {name}, and {self._found(kind, names)}; name one"
         raise InvalidInput(self.field, given)
@@ -85,6 +90,12 @@ def last_spec_of(slot: ModelSlot) -> ModelSpec | None:
     Raises RoundhouseError for a failed or unloaded model.
     """
     return slot.active.known_spec() if slot.spec is None else slot.spec
+
+
+def _sees(slot: ModelSlot) -> bool:
+    """Return whether a model that generates text reads images too."""
+    spec = last_spec_of(slot)
+    return spec is not None and spec.generation is not None and spec.generation.vision is not None
 
 
 def _kind_of(slot: ModelSlot) -> Kind | Literal["tensor"] | None:

@@ -181,9 +181,10 @@ class TestText:
 
 class TestErrors:
     def test_refusals_have_anthropics_form(self, server: RunningServer) -> None:
-        image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "a"}}]}]
+        image = [{"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "a"}}]}]
         message = refused(post(server, model="hermes", max_tokens=9, messages=image), 400, "invalid_request_error")
-        assert message.startswith('messages[0].content[0].type: expected "text" or "tool_result", got "image"')
+        expected = 'messages[0].content[0].type: expected "text" or "image" or "tool_result", got "document"'
+        assert message.startswith(expected)
         refused(post(server, model="absent", max_tokens=9, messages=[USER]), 404, "not_found_error")
         refused(server.post("/v1/messages", b"{"), 400, "invalid_request_error")
         refused(server.client.get("/v1/messages"), 405, "invalid_request_error")

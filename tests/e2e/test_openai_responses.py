@@ -161,7 +161,11 @@ class TestRefusals:
             ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function of the client"),
             ({"max_output_tokens": 10**6}, "max_output_tokens", "context"),
             ({"items": "word " * 10_000}, "input", "context"),
-            ({"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "text"),
+            (
+                {"items": [{"role": "user", "content": [{"type": "input_image"}]}]},
+                "input[0].content[0].image_url",
+                "expected",
+            ),
         ],
     )
     def test_field_is_refused_by_name(

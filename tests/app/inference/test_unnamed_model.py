@@ -7,6 +7,7 @@ import pytest
 
 from app.inference.unnamed_model import Kind, UnnamedModel
 from frameworks.core.errors import InvalidInput, ModelFailed
+from frameworks.generation.types import GenerationSpec, VisionSpec
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.types import ModelSpec, Task, TextSpec
 
@@ -24,9 +25,10 @@ def slot(name: str, task: Task | None = None, num_labels: int = 0, known: object
     return cast(ModelSlot, SimpleNamespace(name=name, names=(name,), spec=spec, active=active))
 
 
-def spec_of(task: Task, num_labels: int = 0) -> ModelSpec:
+def spec_of(task: Task, num_labels: int = 0, vision: VisionSpec | None = None) -> ModelSpec:
     text = TextSpec(16, labels=tuple(map(str, range(num_labels))))
-    return ModelSpec("pytorch", task, (), (), "cpu", "float32", 0, text)
+    generation = GenerationSpec(16, 16, vision=vision) if task == "generate" else None
+    return ModelSpec("pytorch", task, (), (), "cpu", "float32", 0, text, generation=generation)
 
 
 DIGITS, MINILM, LLAMA = slot("digits", "tensor"), slot("minilm", "embed"), slot("llama", "generate")
@@ -96,6 +98,17 @@ def test_model_never_loaded_answers_only_alone() -> None:
     assert UnnamedModel(("embed",)).name_in([MINILM, lazy]) == "minilm"
     with pytest.raises(InvalidInput, match="no model whose task is embed is loaded"):
         UnnamedModel(("embed",)).name_in([lazy, slot("lazy-2")])
+
+
+def test_of_generating_models_only_one_without_images_is_meant() -> None:
+    unnamed = UnnamedModel(("generate",))
+    seeing = slot("seeing", known=spec_of("generate", vision=VisionSpec(1, 1)))
+    assert unnamed.name_in([seeing]) == "seeing"
+    assert unnamed.name_in([seeing, LLAMA]) == "llama"
+    with pytest.raises(InvalidInput, match="seeing, other generate text"):
+        unnamed.name_in([seeing, slot("other", known=spec_of("generate", vision=VisionSpec(1, 1)))])
+    with pytest.raises(InvalidInput, match="seeing, llama, other generate text"):
+        unnamed.name_in([seeing, LLAMA, slot("other", "generate")])
 
 
 def test_failed_model_is_no_candidate() -> None:

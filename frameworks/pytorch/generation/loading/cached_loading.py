@@ -13,9 +13,10 @@ from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.generation.loading.cached_model import CachedModel, CachedRunner, SequenceCache, cache_bytes
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
-from frameworks.pytorch.generation.loading.vision_loading import load_vision, see_by_caches, sees
+from frameworks.pytorch.generation.loading.vision_loading import load_vision, see_by_caches
 from frameworks.pytorch.generation.step.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.step.trial import Trial
+from frameworks.pytorch.generation.vision.language import sees
 from frameworks.pytorch.generation.weights.packed.building import packed_bytes, packed_dtype, use_fast_layers
 from frameworks.scheduling.steps.cache_blocks import CacheBlocks, CacheSize
 from memory.sizes import format_size

@@ -34,14 +34,13 @@ from frameworks.pytorch.generation.loading.vision_loading import (
     language_part,
     load_vision,
     see_by_blocks,
-    sees,
 )
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch, SwitchParts
 from frameworks.pytorch.generation.step.quantization_report import Reporter
 from frameworks.pytorch.generation.step.shape import GeneratorShape, NotPaged, kv_bytes, read_shape
 from frameworks.pytorch.generation.step.trial import Trial
-from frameworks.pytorch.generation.vision.language import other_bytes
+from frameworks.pytorch.generation.vision.language import other_bytes, sees
 from frameworks.pytorch.generation.vision.tower import MAX_CACHED_BYTES
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights

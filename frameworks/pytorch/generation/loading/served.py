@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
@@ -12,7 +12,6 @@ from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.parts import EndsWithModel
-from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.pytorch.generation.weights.linear_makers import Bits
 from frameworks.pytorch.generation.weights.packed.building import build_causal_model
@@ -20,6 +19,10 @@ from frameworks.pytorch.generation.weights.packed.weight import WeightSource
 from frameworks.pytorch.loader import load_causal_model
 from frameworks.scheduling.steps.blocks import BlockPool
 from frameworks.types import ProductTrial, QuantizationReport
+
+if TYPE_CHECKING:
+    # transformers' processors take long to import.
+    from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class ServedModel:
     device_sampler: DeviceSampler | None = None
     followers: EndsWithModel | None = None
     devices: tuple[str, ...] = ()
-    image_prompts: ImagePrompts | None = None
+    image_prompts: "ImagePrompts | None" = None
     tower: VisionTower | None = None
 
 

@@ -1,30 +1,25 @@
 """Load the vision part of a model that sees: processor, tower and the trial that both have to pass."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from frameworks.core.errors import InvalidModel
-from frameworks.generation.image_text_models import SERVED
 from frameworks.generation.types import VisionSpec
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
-from frameworks.pytorch.generation.loading.vision_trial import VisionTrial
 from frameworks.pytorch.generation.step.shape import NotPaged
-from frameworks.pytorch.generation.vision.language import LanguagePart
-from frameworks.pytorch.generation.vision.processing import ImageProcessing
-from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm
+from frameworks.pytorch.generation.vision.language import LanguagePart, sees
 from frameworks.pytorch.generation.vision.tower import VisionTower
+
+if TYPE_CHECKING:
+    from frameworks.pytorch.generation.loading.vision_trial import VisionTrial
+    from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 
 # Largest error of the logits after images with quantized weights, relative to their spread.
 _QUANTIZED_TOLERANCE = {None: 0.0, "int8": 0.5, "int4": 0.9}
-
-
-def sees(model: Any) -> bool:
-    """Return whether a model of transformers reads images and generates text."""
-    return type(model).__name__ in SERVED
 
 
 def language_part(model: Any) -> Any:
@@ -50,14 +45,19 @@ def drop_vision(part: LanguagePart) -> None:
 class Vision:
     """The vision part of a load."""
 
-    prompts: ImagePrompts
-    trial: VisionTrial
+    prompts: "ImagePrompts"
+    trial: "VisionTrial"
 
 
 def load_vision(load: GeneratorLoad, whole: Any, max_tokens: int) -> Vision:
     """Return the vision part of a model, before it is changed. `max_tokens`: of a text. Raises InvalidModel,
     OutOfMemory.
     """
+    # Models of texts need none of transformers' processors.
+    from frameworks.pytorch.generation.loading.vision_trial import VisionTrial
+    from frameworks.pytorch.generation.vision.processing import ImageProcessing
+    from frameworks.pytorch.generation.vision.prompts import ImagePrompts
+
     assert load.tokenizer is not None
     entry = load.entry
     bounds = VisionSpec(entry.max_images, entry.max_image_pixels)
@@ -91,7 +91,7 @@ def see_by_blocks(load: GeneratorLoad, vision: Vision, whole: Any, runner: Paged
 def see_by_caches(load: GeneratorLoad, vision: Vision, cached: CachedModel) -> None:
     """Compare the texts after images with `generate`. Raises InvalidModel, OutOfMemory."""
     trial = vision.trial
-    vision.prompts.form = PromptForm(is_whole=True)
+    vision.prompts.form = replace(vision.prompts.form, is_separate=False, sees_ahead=False, is_whole=True)
     try:
         ids, media = trial.prompt()
         cache = cached.start()

@@ -1,7 +1,7 @@
 """The components of a generating model, and a step that they compute: its logits, or the tokens sampled from them."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -15,10 +15,13 @@ from frameworks.pytorch.generation.sampling.state import SamplingState
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
 from frameworks.pytorch.generation.sampling.top_k import TieCheck
 from frameworks.pytorch.generation.speculation.speculating import Speculation
-from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import StepPlan
+
+if TYPE_CHECKING:
+    # transformers' processors take long to import.
+    from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class EngineParts:
     adapters: AdapterSet | None
     speculation: Speculation | None = None
     device_sampler: DeviceSampler | None = None
-    image_prompts: ImagePrompts | None = None
+    image_prompts: "ImagePrompts | None" = None
     tower: VisionTower | None = None
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from frameworks.generation.image_text_models import SERVED
+
 
 class LanguagePart(torch.nn.Module):
     """The text decoder and the head of a model that sees: the modules whose rows are tokens.
@@ -52,6 +54,11 @@ class LanguagePart(torch.nn.Module):
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """As the whole model, which transformers' own pass is."""
         return self.whole(*arguments, **options)
+
+
+def sees(model: Any) -> bool:
+    """Return whether a model of transformers reads images and generates text."""
+    return type(model).__name__ in SERVED
 
 
 def other_bytes(part: LanguagePart) -> int:
