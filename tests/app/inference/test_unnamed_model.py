@@ -100,7 +100,7 @@ def test_model_never_loaded_answers_only_alone() -> None:
         UnnamedModel(("embed",)).name_in([lazy, slot("lazy-2")])
 
 
-def test_of_generating_models_only_one_without_images_is_meant() -> None:
+def test_only_text_generator_without_images_is_meant() -> None:
     unnamed = UnnamedModel(("generate",))
     seeing = slot("seeing", known=spec_of("generate", vision=VisionSpec(1, 1)))
     assert unnamed.name_in([seeing]) == "seeing"
