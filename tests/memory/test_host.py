@@ -1,5 +1,6 @@
 """Memory of the machine, of a container and of this process."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -57,18 +58,25 @@ def test_host_memory_ignores_unreadable_files(tmp_path: Path, limit: object, use
     assert host_memory(cgroup(tmp_path, limit, used, statistics))[0] == psutil.virtual_memory().total
 
 
+def written_pages() -> mmap.mmap:
+    """Return 64 MiB that are new to the process: an allocator may hand out pages that are resident already."""
+    pages = mmap.mmap(-1, 64 * MIB)
+    pages.write(b"x" * len(pages))
+    return pages
+
+
 def test_resident_bytes_grow_with_written_pages() -> None:
     before = resident_bytes()
-    held = bytearray(b"x" * (64 * MIB))
+    held = written_pages()
     assert resident_bytes() - before > 32 * MIB
-    del held
+    held.close()
 
 
 def test_proportional_bytes_grow_with_written_pages() -> None:
     before = proportional_bytes()
-    held = bytearray(b"x" * (64 * MIB))
+    held = written_pages()
     assert proportional_bytes() - before > 32 * MIB
-    del held
+    held.close()
 
 
 def test_proportional_bytes_count_swapped_pages(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class StepsMachine(RuleBasedStateMachine):
         block_tokens=st.sampled_from([1, 2, 4]),
         blocks=st.integers(3, 40),
         max_sequences=st.integers(1, 6),
-        max_tokens=st.integers(1, 24),
+        max_tokens=st.integers(1, 60),
         generated=st.lists(few_tokens, min_size=1, max_size=5),
         seconds=st.lists(st.floats(1e-6, 1), max_size=4),
         proposed=st.lists(st.lists(few_tokens, max_size=6).map(tuple), min_size=1, max_size=4),
@@ -58,6 +58,7 @@ class StepsMachine(RuleBasedStateMachine):
         self.tails: set[tuple[int, ...]] = set()
         self.num_added = self.num_steps = 0
         self.begun: list[int] = []
+        self.has_paused = False
 
     @rule(
         tenant=st.integers(0, 3),
@@ -123,16 +124,24 @@ class StepsMachine(RuleBasedStateMachine):
             assert part.sequence in running
             assert part.start == part.sequence.num_computed_tokens
             assert 1 <= part.num_tokens <= part.sequence.num_uncomputed_tokens
+        was_paused, self.has_paused = self.has_paused, self.is_pause()
         if len(self.tenants) == 1:
             assert len(running) <= self.max_sequences
             assert running == sorted(running)
-            assert running[0] in planned, "the oldest progresses in every step"
-        if not held:
+            assert self.has_paused or running[0] in planned, "the oldest progresses unless the decodes pause"
+        if self.has_paused:
+            assert not was_paused, "the decodes pause twice in a row"
+            assert any(part.completes for part in plan.parts), "the decodes pause, and no prompt completes"
+        elif not held:
             decodes = [one for one in running if one.num_uncomputed_tokens == 1 and one not in planned]
             assert not decodes or len(planned) == self.max_sequences, "a place is free, and a decode is paused"
         are_held = {one.request.tenant.name in held for one in planned}
         assert len(are_held) == 1 or len(self.scheduler._queues.all()) == 1, "a held tenant is served beside another"
         assert {share.tenant.name for share in plan.costs} == {one.request.tenant.name for one in planned}
+
+    def is_pause(self) -> bool:
+        """Whether the decodes of the planned step pause for a prompt, as only those of a single tenant do."""
+        return self.scheduler._queues.only is not None and self.scheduler._has_paused
 
     def propose(self, plan: StepPlan) -> None:
         preemptions = self.scheduler.stats(0).preemptions
