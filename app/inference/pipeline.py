@@ -129,14 +129,10 @@ class Pipeline:
         else:
             context.is_watched = True
             try:
-                request = decoded.request
-                if type(request) is TokenizeRequest and type(request.prompt) is Conversation:
-                    request = replace(request, prompt=await self._with_files(request.prompt, context, decoded))
-                if timeout_ms is None and decoded.spec is not None:
-                    answer = await self._service.infer(context, request)
+                if timeout_ms is None and decoded.spec is not None and type(decoded.request) is not TokenizeRequest:
+                    answer = await self._service.infer(context, decoded.request)
                 else:
-                    left_s = self._left_s(timeout_ms, context)
-                    answer = await self._answer_within(left_s, context, request, decoded.spec)
+                    answer = await self._answer_within(self._left_s(timeout_ms, context), context, decoded)
             finally:
                 context.is_watched = False
                 if context.watching is not None:
@@ -209,9 +205,7 @@ class Pipeline:
                 await context.end_watch()
         context.reroute_unless_held(version)
 
-    async def _answer_within(
-        self, left_s: float | None, context: RequestContext, request: Any, spec: ModelSpec | None
-    ) -> Any:
+    async def _answer_within(self, left_s: float | None, context: RequestContext, decoded: DecodedRequest) -> Any:
         """Infer or operate before the deadline. A request whose deadline has passed never runs.
 
         Raises DeadlineExceeded.
@@ -220,12 +214,15 @@ class Pipeline:
             async with asyncio.timeout(left_s):
                 if left_s is not None and left_s <= 0.0:
                     raise TimeoutError
-                if spec is not None:
+                request = decoded.request
+                if type(request) is TokenizeRequest and type(request.prompt) is Conversation:
+                    request = replace(request, prompt=await self._with_files(request.prompt, context, decoded))
+                if decoded.spec is not None:
                     return await self._service.infer(context, request)
                 context.permit.begin()
                 return await self.operations[type(request)](context, request)
         except TimeoutError:
-            name = "the server" if spec is None else f'model "{context.model_version.model.name}"'
+            name = "the server" if decoded.spec is None else f'model "{context.model_version.model.name}"'
             raise DeadlineExceeded(
                 f"{name} did not answer within timeout_ms; allow more time or ask for less at once"
             ) from None
@@ -262,10 +259,7 @@ class Pipeline:
     async def _with_files(
         self, conversation: Conversation, context: RequestContext, decoded: DecodedRequest
     ) -> Conversation:
-        """Return a conversation with the files of its URLs. A deadline that passes meanwhile is noticed after it.
-
-        Raises InvalidInput, Overloaded.
-        """
+        """Return a conversation with the files of its URLs. Raises InvalidInput, Overloaded."""
         if not conversation.has_urls:
             return conversation
         return await self._media.fetch(conversation, decoded.spec, context.permit.hold_bytes())
