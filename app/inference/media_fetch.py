@@ -20,7 +20,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from urllib.parse import SplitResult, urlsplit
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.types import Conversation, GenerateRequest, Message, MessageImage
+from frameworks.generation.types import Conversation, Message, MessageImage
 from frameworks.scheduling.byte_limit import ByteHold
 from frameworks.types import ModelSpec
 
@@ -51,22 +51,20 @@ class MediaFetcher:
         """End the threads; queued fetches are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def fetch(self, request: GenerateRequest, spec: ModelSpec | None, hold: ByteHold) -> GenerateRequest:
-        """Return a request whose conversation has URLs, with their files. `hold`: counts their bytes.
+    async def fetch(self, conversation: Conversation, spec: ModelSpec | None, hold: ByteHold) -> Conversation:
+        """Return a conversation that has URLs, with their files. `hold`: counts their bytes.
 
         Raises InvalidInput with the field of an image, and Overloaded.
         """
-        prompt = request.prompts[0]
-        assert isinstance(prompt, Conversation)
-        images = [image for image in prompt.images if image.url]
+        images = [image for image in conversation.images if image.url]
         for image in images:
             self._check_host(image)
         vision = None if spec is None or spec.generation is None else spec.generation.vision
-        if vision is None or len(prompt.images) > vision.max_images:
-            return request  # the engine refuses it
+        if vision is None or len(conversation.images) > vision.max_images:
+            return conversation  # the engine refuses it
         files = {id(image): await self._file_of(image, hold) for image in images}
-        messages = tuple(_with_files(message, files) for message in prompt.messages)
-        return replace(request, prompts=(replace(prompt, messages=messages),))
+        messages = tuple(_with_files(message, files) for message in conversation.messages)
+        return replace(conversation, messages=messages)
 
     def _check_host(self, image: MessageImage) -> None:
         """Raise InvalidInput for a URL of a host that is not listed."""

@@ -26,6 +26,7 @@ from frameworks.generation.types import Conversation, GenerateAnswer, GenerateRe
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
+from frameworks.text.tokens import TokenizeRequest
 from frameworks.types import ModelSpec
 
 Result = TypeVar("Result")
@@ -122,13 +123,13 @@ class Pipeline:
         timeout_ms = decoded.timeout_ms or self.bounds.default_timeout_ms
         answer: Any
         if type(decoded.request) is GenerateRequest:
-            answer = await self._generate(context, decoded, self._left_s(timeout_ms, context))
+            answer = await self._generate(context, decoded, timeout_ms)
             if answer is None:
                 return None
         else:
             context.is_watched = True
             try:
-                if timeout_ms is None and decoded.spec is not None:
+                if timeout_ms is None and decoded.spec is not None and type(decoded.request) is not TokenizeRequest:
                     answer = await self._service.infer(context, decoded.request)
                 else:
                     answer = await self._answer_within(self._left_s(timeout_ms, context), context, decoded)
@@ -213,10 +214,13 @@ class Pipeline:
             async with asyncio.timeout(left_s):
                 if left_s is not None and left_s <= 0.0:
                     raise TimeoutError
+                request = decoded.request
+                if type(request) is TokenizeRequest and type(request.prompt) is Conversation:
+                    request = replace(request, prompt=await self._with_files(request.prompt, context, decoded))
                 if decoded.spec is not None:
-                    return await self._service.infer(context, decoded.request)
+                    return await self._service.infer(context, request)
                 context.permit.begin()
-                return await self.operations[type(decoded.request)](context, decoded.request)
+                return await self.operations[type(request)](context, request)
         except TimeoutError:
             name = "the server" if decoded.spec is None else f'model "{context.model_version.model.name}"'
             raise DeadlineExceeded(
@@ -224,7 +228,7 @@ class Pipeline:
             ) from None
 
     async def _generate(
-        self, context: RequestContext, decoded: DecodedRequest, left_s: float | None
+        self, context: RequestContext, decoded: DecodedRequest, timeout_ms: float | None
     ) -> GenerateAnswer | None:
         """Return the whole text; None if it was sent in pieces."""
         stream = context.open_stream(decoded) if decoded.stream else None
@@ -233,8 +237,10 @@ class Pipeline:
             request = replace(request, adapter=context.adapter)
         context.is_watched = True
         try:
-            if type(request.prompts[0]) is Conversation and request.prompts[0].has_urls:
-                request = await self._media.fetch(request, decoded.spec, context.permit.hold_bytes())
+            prompt = request.prompts[0]
+            if type(prompt) is Conversation and prompt.has_urls:
+                request = replace(request, prompts=(await self._with_files(prompt, context, decoded),))
+            left_s = self._left_s(timeout_ms, context)
             # Closed at once if the client disconnects or cannot be reached: its sequences end.
             with closing(
                 await self._service.generate(context, request, left_s, in_pieces=decoded.stream)
@@ -249,6 +255,14 @@ class Pipeline:
         context.permit.release_version()
         await stream.finish()
         return None
+
+    async def _with_files(
+        self, conversation: Conversation, context: RequestContext, decoded: DecodedRequest
+    ) -> Conversation:
+        """Return a conversation with the files of its URLs. Raises InvalidInput, Overloaded."""
+        if not conversation.has_urls:
+            return conversation
+        return await self._media.fetch(conversation, decoded.spec, context.permit.hold_bytes())
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._long_work, work, *arguments)

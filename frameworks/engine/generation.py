@@ -29,6 +29,7 @@ from frameworks.generation.tools.formats import THINK
 from frameworks.generation.types import NOT_FORCED, Conversation, GenerateRequest, GenerationSpec, Prompt
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
+from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
 
 # Up to these sizes, tokenizing costs less than a switch to a thread and back.
 _MAX_SHORT_PROMPTS = 4
@@ -89,6 +90,27 @@ class GenerationService:
         except BaseException:
             held.release()
             raise
+
+    async def tokenize(self, run: Run, request: TokenizeRequest) -> TokenizeAnswer:
+        """Return the tokens that a text after a conversation with images would follow; the model does not run.
+
+        Raises InvalidInput, Overloaded.
+        """
+        model, conversation = self._model, request.prompt
+        assert isinstance(conversation, Conversation)
+        assert model.spec.generation is not None
+        run.permit.begin()
+        max_tokens = model.spec.generation.max_context_tokens
+        held = self._images.held()
+        started_s = time.perf_counter()
+        try:
+            limit = model.tokenizer.limit(max_tokens).to_list()
+            ids, _ = await self._images.prepare(conversation, limit, max_tokens, held, run.timings)
+        finally:
+            held.release()
+            run.timings.computed(started_s, time.perf_counter())
+        strings = model.tokenizer.token_strings(ids) if request.with_strings else None
+        return TokenizeAnswer(ids, strings, max_tokens)
 
     async def _begin(
         self,

@@ -25,7 +25,7 @@ from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker
 from frameworks.tasks.types import TaskRequest
-from frameworks.text.tokens import TokenAnswer, TokenRequest
+from frameworks.text.tokens import TokenAnswer, TokenizeRequest, TokenRequest
 from frameworks.types import Answer, PairRequest, TextRequest
 
 Result = TypeVar("Result")
@@ -82,6 +82,8 @@ class LocalEngine:
 
     def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
         if isinstance(request, TokenRequest):
+            if self._generation is not None and isinstance(request, TokenizeRequest) and request.has_images:
+                return self._generation.tokenize(run, request)
             return self._texts.answer_token_request(run, request)
         if isinstance(request, TextRequest):
             return self._texts.answer(run, request)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.text.tokenizer import GenerationTokenizer
-from frameworks.generation.types import Prompt
+from frameworks.generation.types import Conversation, Prompt
 from frameworks.text.tokenizer import TextTokenizer
 
 
@@ -20,6 +20,11 @@ class TokenizeRequest:
     prompt: Prompt
     add_special_tokens: bool = True
     with_strings: bool = False
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the prompt is a conversation with images."""
+        return isinstance(self.prompt, Conversation) and self.prompt.has_images
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,35 @@ def test_usage_counts_image_tokens(seeing: tuple[RunningServer, dict[str, Any]])
     assert usages[2]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+@pytest.mark.parametrize("model", ["smolvlm", "apart", "mllama"])
+def test_counts_equal_usage(seeing: tuple[RunningServer, dict[str, Any]], model: str, tmp_path: Path) -> None:
+    server, _ = seeing
+    (tmp_path / "a.png").write_bytes(IMAGES[0])
+    with files_served(tmp_path) as url:
+        message = openai_message(2)
+        message["content"][0]["image_url"]["url"] = f"{url}/a.png"
+        answer = post(server, "/v1/chat/completions", model=model, messages=[message], max_tokens=1)
+        used = answer.json()["usage"]["prompt_tokens"]
+        listed = post(server, "/v1/tokenize", model=model, messages=[message], return_token_strs=True).json()
+        assert "count" in listed, listed
+        assert listed["count"] == len(listed["tokens"]) == len(listed["token_strs"]) == used
+        images = [
+            {"type": "input_image", "image_url": part["image_url"]["url"]}
+            if part["type"] == "image_url"
+            else {"type": "input_text", "text": part["text"]}
+            for part in message["content"]
+        ]
+        body = {"model": model, "input": [{"role": "user", "content": images}]}
+        assert post(server, "/v1/responses/input_tokens", **body).json()["input_tokens"] == used
+    blocks = []
+    for part in message["content"]:
+        data = base64.b64encode(IMAGES[len(blocks) // 2]).decode()
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        blocks.append(part if part["type"] == "text" else {"type": "image", "source": source})
+    counted = post(server, "/v1/messages/count_tokens", model=model, messages=[{"role": "user", "content": blocks}])
+    assert counted.json()["input_tokens"] == used
+
+
 def test_responses_read_images(seeing: tuple[RunningServer, dict[str, Any]], client: openai.OpenAI) -> None:
     _, expected = seeing
     content: list[Any] = []

@@ -18,7 +18,6 @@ from app.inference.media_fetch import MediaFetcher
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import (
     Conversation,
-    GenerateRequest,
     GenerationSpec,
     Message,
     MessageImage,
@@ -114,24 +113,21 @@ def server() -> Iterator[ThreadingHTTPServer]:
     made.server_close()
 
 
-def request(*urls: str) -> GenerateRequest:
+def conversation(*urls: str) -> Conversation:
     images = tuple(MessageImage(b"", index, f"f[{index}]", url) for index, url in enumerate(urls))
     kept = MessageImage(b"own", 0, "own")
-    return GenerateRequest((Conversation((Message("system", "a"), Message("user", "b", images=(kept, *images)))),))
+    return Conversation((Message("system", "a"), Message("user", "b", images=(kept, *images))))
 
 
 def fetched(hosts: tuple[str, ...], *urls: str, spec: ModelSpec = SEEING, max_s: float = 5.0) -> list[bytes]:
     """Return the files of a request's images."""
     hold = ByteLimit(1 << 30).hold()
 
-    async def fetch() -> GenerateRequest:
+    async def fetch() -> Conversation:
         with closing(MediaFetcher(hosts, max_s)) as fetcher:
-            return await fetcher.fetch(request(*urls), spec, hold)
+            return await fetcher.fetch(conversation(*urls), spec, hold)
 
-    found = asyncio.run(fetch())
-    [prompt] = found.prompts
-    assert isinstance(prompt, Conversation)
-    files = [image.data for image in prompt.images]
+    files = [image.data for image in asyncio.run(fetch()).images]
     assert hold.held_bytes == sum(map(len, files[1:]))
     return files
 
@@ -249,9 +245,7 @@ def test_model_that_cannot_read_them_fetches_none(server: ThreadingHTTPServer) -
 
 
 def test_texts_have_no_urls() -> None:
-    own, fetched_later = (request(*urls).prompts[0] for urls in ((), ("http://a",)))
-    assert isinstance(own, Conversation)
-    assert isinstance(fetched_later, Conversation)
+    own, fetched_later = conversation(), conversation("http://a")
     assert own.has_images
     assert (own.has_urls, fetched_later.has_urls) == (False, True)
     assert not Conversation((Message("user", "a"),)).has_urls
@@ -261,7 +255,7 @@ def test_texts_have_no_urls() -> None:
 async def test_cancelled_request_ends_its_fetch(server: ThreadingHTTPServer) -> None:
     with closing(MediaFetcher(("127.0.0.1",), 60.0)) as fetcher:
         hold = ByteLimit(1 << 30).hold()
-        task = asyncio.create_task(fetcher.fetch(request(url_of(server, "slow")), SEEING, hold))
+        task = asyncio.create_task(fetcher.fetch(conversation(url_of(server, "slow")), SEEING, hold))
         await soon(lambda: bool(server.paths))  # type: ignore[attr-defined]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -107,12 +107,7 @@ class HuggingFaceTokenizer:
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
-            if prompt.images:
-                raise InvalidInput(
-                    prompt.images[0].field,
-                    "expected only texts, as this request reads no images, got one; send it to a model that sees, in "
-                    "a request that generates text",
-                )
+            assert not prompt.has_images, "ImagePrompts encodes images"
             text = self.render(prompt)
             if limit is not None:
                 self.check_length(text, limit, "messages")
@@ -144,11 +139,7 @@ class HuggingFaceTokenizer:
         return self._encoded(text, add_special_tokens, "messages")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Return tokens as the vocabulary spells them, "Ġthe" or "▁the"; an empty string for an id without a token.
-
-        Raises InvalidInput as `decode`.
-        """
-        self._check(token_ids, "tokens")
+        """Return tokens as the vocabulary spells them, "Ġthe" or "▁the"; an empty string for an id without a token."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
