@@ -17,6 +17,7 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
+from app.embedded.copy_tiny_vision import EXAMPLE
 from tests.e2e.configs import text_entries
 from tests.e2e.server import MODELS, ROOT, serving
 from tests.support.models.causal_folders import save_tool_model
@@ -33,6 +34,7 @@ path = "{MODELS / "minilm"}"
 """
 _TOOL_GROUPS = frozenset({"fields", "haystack", "litellm", "messages", "node", "ollama", "responses", "tools"})
 _BORROWING_GROUPS = frozenset({"evaluators", "guidellm"})
+_SEEING_GROUPS = frozenset({"vision"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 
@@ -87,6 +89,8 @@ def _config(group: Path, folder: Path) -> str:
     name, path = "tiny-llama", MODELS / "tiny-llama"
     if group.name in _TOOL_GROUPS:
         name, path = "caller", save_tool_model(folder / "caller", "hermes", max_position_embeddings=4096)
+    if group.name in _SEEING_GROUPS:
+        return f'[[models.torch_models]]\nname = "tiny-vision"\npath = "{MODELS / "tiny-vision"}"\n'
     # The scores of evaluators are compared with those of another program, on any device.
     return f'{_MODELS}[[models.torch_models]]\nname = "{name}"\npath = "{path}"\ndtype = "f32"\n{texts}'
 
@@ -98,6 +102,7 @@ def _check(group: Path, python: Path, url: str) -> int:
     # LiteLLM fetches a list of prices otherwise.
     environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "ROUNDHOUSE_MODEL": str(MODELS / "tiny-llama")}
+    environ["ROUNDHOUSE_PICTURE"] = str(MODELS / "tiny-vision" / EXAMPLE)
     words = [str(python), "-m", "pytest", "-q", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(group), str(group)]
     return subprocess.run(words, env=environ, timeout=CHECK_WITHIN_S, check=False).returncode
 

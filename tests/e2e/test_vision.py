@@ -209,6 +209,7 @@ def test_ollama_reads_images(seeing: tuple[RunningServer, dict[str, Any]]) -> No
     ]
     same = server.infer("smolvlm", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=TOKENS)
     assert chat["message"]["content"] == same["text"]
+    assert "vision" in post(server, "/api/show", model="smolvlm").json()["capabilities"]
 
 
 @pytest.mark.parametrize(

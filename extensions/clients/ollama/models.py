@@ -152,7 +152,11 @@ def _details(slot: ModelSlot) -> dict[str, Any]:
 
 def _capabilities(slot: ModelSlot) -> list[str]:
     spec = known_spec(slot)
-    return [] if spec is None else [name for name in capabilities_of(spec) if name in _CAPABILITIES]
+    if spec is None:
+        return []
+    # The routes take images in chats and prompts alone.
+    served = (*_CAPABILITIES, "vision") if spec.generation is not None else _CAPABILITIES
+    return [name for name in capabilities_of(spec) if name in served]
 
 
 def _is_served(slot: ModelSlot) -> bool:
