@@ -155,7 +155,7 @@ def test_counts_equal_usage(seeing: tuple[RunningServer, dict[str, Any]], model:
         ]
         body = {"model": model, "input": [{"role": "user", "content": images}]}
         assert post(server, "/v1/responses/input_tokens", **body).json()["input_tokens"] == used
-    blocks = []
+    blocks: list[Any] = []
     for part in message["content"]:
         data = base64.b64encode(IMAGES[len(blocks) // 2]).decode()
         source = {"type": "base64", "media_type": "image/png", "data": data}

@@ -88,12 +88,9 @@ class TestAnthropic:
 
     def test_url_is_refused_by_field(self) -> None:
         block = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/a.png"}}
+        messages: Any = [{"role": "user", "content": [block]}]
         with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\].source.url.*media_hosts"):
-            self.client.messages.create(
-                model=MODEL,
-                max_tokens=2,
-                messages=[{"role": "user", "content": [block]}],  # type: ignore[list-item]
-            )
+            self.client.messages.create(model=MODEL, max_tokens=2, messages=messages)
 
 
 class TestHuggingFace:

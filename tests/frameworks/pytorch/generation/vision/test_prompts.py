@@ -148,6 +148,18 @@ def test_separate_form_is_found_at_load(models: Any) -> None:
     assert [name for name, form in forms.items() if form.is_whole] == ["mllama"]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_quantized_weights_have_the_same_form(tmp_path: Path, models: Any, dtype: str) -> None:
+    """Their logits differ more by rounding than by the mask of images."""
+    for name in ("smolvlm", "llava", "gemma3"):
+        folder = tmp_path / name
+        folder.mkdir()
+        MAKERS[name](folder)
+        model = load_generating(folder, kv_cache_bytes=1 << 24, dtype=dtype, min_cosine=0.3)
+        assert prompts_of(model).form == prompts_of(models(name)).form
+        model.close()
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_narrow_types_read_images(tmp_path: Path, dtype: str) -> None:
     MAKERS["smolvlm"](tmp_path)
