@@ -12,7 +12,6 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes
 from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchModelEntry
 from frameworks.generation.image_text_models import NOT_SERVED
-from frameworks.generation.image_text_models import SERVED as SEEING
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
@@ -358,10 +357,6 @@ def _check_packed(files: ModelFiles) -> None:
     if not files.config.generates:
         found = files.config.architecture or files.config.model_type
         raise InvalidModel(f"{name}: expected a language model that generates text, got {found}; serve its original")
-    if files.config.architecture in SEEING:
-        raise InvalidModel(
-            f"{name}: expected weights of floating point for a model that sees, got quantized ones; serve its original"
-        )
     if files.packed.elements and files.entry.dtype not in (None, *DTYPES):
         raise InvalidModel(
             f'{name}: dtype: expected "f32", "f16" or "bf16", got "{files.entry.dtype}": the weights are quantized '

@@ -19,12 +19,14 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def save_packed(folder: Path, pack: Pack, scheme: Mapping[str, Any]) -> Tensors:
-    """Pack the layers of the model in a folder, and return the parameters that it then means. The head stays plain."""
+    """Pack the layers of the model in a folder, and return the parameters that it then means. The head stays plain, as
+    do layers that groups do not divide.
+    """
     file = folder / "model.safetensors"
     kept: Tensors = {}
     meant: Tensors = {}
     for name, tensor in load_file(file).items():
-        if name.endswith("_proj.weight"):
+        if name.endswith("_proj.weight") and tensor.shape[1] % GROUP == 0:
             tensors, meant[name] = pack(tensor.float())
             kept |= {f"{name.removesuffix('.weight')}.{part}": each.contiguous() for part, each in tensors.items()}
         else:

@@ -113,7 +113,7 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
     vision_bytes = 0
     if vision is not None:
-        see_by_blocks(load, vision, whole, runner)
+        see_by_blocks(load, vision, whole, runner, packed_tolerance)
         vision_bytes = other_bytes(model) + MAX_CACHED_BYTES
     on_device = _device_parts(load, runner, shape.vocabulary_size, max_context_tokens)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from frameworks.pytorch.generation.vision.prompts import ImagePrompts
 
 # Largest error of the logits after images with quantized weights, relative to their spread.
-_QUANTIZED_TOLERANCE = {None: 0.0, "int8": 0.5, "int4": 0.9}
+_QUANTIZED_TOLERANCE = {"int8": 0.5, "int4": 0.9}
 
 
 def language_part(model: Any) -> Any:
@@ -70,8 +70,13 @@ def load_vision(load: GeneratorLoad, whole: Any, max_tokens: int) -> Vision:
         ) from error
 
 
-def see_by_blocks(load: GeneratorLoad, vision: Vision, whole: Any, runner: PagedRunner) -> None:
-    """Let a runner read images, and compare it with `generate`. Raises NotPaged, OutOfMemory."""
+def see_by_blocks(
+    load: GeneratorLoad, vision: Vision, whole: Any, runner: PagedRunner, packed_tolerance: float
+) -> None:
+    """Let a runner read images, and compare it with `generate`. Raises NotPaged, OutOfMemory.
+
+    `packed_tolerance`: largest error of the logits, relative to their spread, where the files pack the weights.
+    """
     if vision.prompts.processing.image_id is None:
         raise NotPaged("its config.json names no image token")
     try:
@@ -82,7 +87,8 @@ def see_by_blocks(load: GeneratorLoad, vision: Vision, whole: Any, runner: Paged
     except Exception as error:
         vision.trial.check_memory(error)
         raise NotPaged(f"its images do not run by paged attention: {error}") from error
-    if not off <= max(vision.trial.tolerance, _QUANTIZED_TOLERANCE[load.bits]):
+    tolerance = packed_tolerance if load.bits is None else _QUANTIZED_TOLERANCE[load.bits]
+    if not off <= max(vision.trial.tolerance, tolerance):
         raise NotPaged(f"by paged attention its logits after images are off by {off:.3g} times their spread")
     # The vectors of the trial are no request's.
     tower.clear()

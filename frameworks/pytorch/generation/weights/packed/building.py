@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel, OutOfMemory, without_paths
+from frameworks.generation.image_text_models import SERVED
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.generation.weights.packed.modules import PackedEmbedding, PackedModule
 from frameworks.pytorch.generation.weights.packed.weight import PackedWeight, WeightSource, dense
 from frameworks.pytorch.lean_imports import import_shape_kernels
 from frameworks.pytorch.loader import DTYPES
+from frameworks.tasks.architectures import architecture_of
 
 _WEIGHT = ".weight"
 
@@ -28,6 +31,7 @@ def build_causal_model(folder: Path, source: WeightSource, dtype: str, device: D
     """
     try:
         model = _without_memory(folder, dtype)
+        source.bind(model)
         builder = _Builder(model, source, DTYPES[dtype], torch.device(device.id))
         builder.fill()
         source.adjust(model)
@@ -48,8 +52,13 @@ def _without_memory(folder: Path, dtype: str) -> Any:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
 
+    architecture = architecture_of(folder)
+
     def made() -> Any:
         with torch.device("meta"):
+            if architecture in SERVED:
+                # AutoModelForCausalLM knows few of those that see, and not their vision.
+                return getattr(transformers, architecture)._from_config(config, dtype=DTYPES[dtype])
             return transformers.AutoModelForCausalLM.from_config(
                 config, dtype=DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
             )
@@ -69,7 +78,9 @@ class _Builder:
         self._dtype = dtype
         self._device = device
         self._has_kernels = device_kernels.are_available(device)
-        self._is_tied = bool(model.config.get_text_config().tie_word_embeddings)
+        head = model.get_output_embeddings()
+        heads = [f"{path}{_WEIGHT}" for path, module in model.named_modules() if module is head]
+        self._is_tied = bool(heads) and heads[0] in model.all_tied_weights_keys
 
     def fill(self) -> None:
         """Give every parameter and buffer its value."""
@@ -92,11 +103,14 @@ class _Builder:
                 self._put(path, module, packed)
                 continue
             for name, parameter in list(module.named_parameters(recurse=False)):
-                value = self._value(f"{path}.{name}", parameter.shape)
+                whole_name = f"{path}.{name}" if path else name
+                value = self._value(whole_name, parameter.shape)
                 if value is None:
-                    yield f"{path}.{name}"
+                    yield whole_name
                 else:
-                    module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+                    filled = torch.nn.Parameter(value, requires_grad=False)
+                    filled._is_hf_initialized = True  # type: ignore[attr-defined]  # so that transformers keeps it
+                    module.register_parameter(name, filled)
         if self._is_tied:
             self._tie(head)
 
@@ -152,10 +166,19 @@ class _Builder:
 
     def _fill_buffers(self) -> None:
         """Compute the buffers that no file holds, as transformers does after a load."""
-        for module in self._model.modules():
-            if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-                module.to_empty(device=self._device, recurse=False)
-                self._model._init_weights(module)
+        owners = {path: each for path, each in self._model.named_modules() if isinstance(each, PreTrainedModel)}
+        for path, module in self._model.named_modules():
+            missing = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+            for name in missing:
+                module._buffers[name] = torch.empty_like(module._buffers[name], device=self._device)
+            if missing:
+                # Each model within the model knows its own modules.
+                owner = max((each for each in owners if _is_within(path, each)), key=len)
+                owners[owner]._init_weights(module)
+
+
+def _is_within(path: str, ancestor: str) -> bool:
+    return not ancestor or path == ancestor or path.startswith(f"{ancestor}.")
 
 
 def packed_modules(model: torch.nn.Module) -> list[PackedModule]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.generation.weights.packed.float8 import Float8Weight
@@ -28,11 +30,13 @@ class FolderWeights:
         self._scheme = scheme
         layouts = {"compressed-tensors": self._of_rows, "gptq": self._of_columns, "awq": self._of_columns}
         self._find: Callable[[str], PackedWeight | None] = layouts.get(scheme["quant_method"], self._of_floats)
-        self._files: dict[str, Any] = {}
+        # By the name of a parameter: its file, and its name there.
+        self._files: dict[str, tuple[Any, str]] = {}
         for file in files:
             try:
                 opened: Any = safe_open(str(file), framework="pt")
-                self._files |= dict.fromkeys(opened.keys(), opened)
+                names: list[str] = opened.keys()
+                self._files |= {name: (opened, name) for name in names}
             except Exception as error:  # SafetensorError is no Exception of a fixed module
                 raise InvalidModel(f"{file}: not a readable safetensors file ({error})") from error
 
@@ -56,13 +60,22 @@ class FolderWeights:
         found = self._tensor(parameter)
         return found if found is not None and found.is_floating_point() and found.itemsize > 1 else None
 
+    def bind(self, model: torch.nn.Module) -> None:
+        """As WeightSource.bind: name the weights as transformers does when it loads them."""
+        mapping = get_model_conversion_mapping(model)
+        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+        self._files = {apply_renamings(name, renamings): found for name, found in self._files.items()}
+
     def adjust(self, model: torch.nn.Module) -> None:
         """As WeightSource.adjust."""
 
     def _tensor(self, name: str) -> torch.Tensor | None:
-        opened = self._files.get(name)
-        found: torch.Tensor | None = None if opened is None else opened.get_tensor(name)
-        return found
+        found = self._files.get(name)
+        if found is None:
+            return None
+        opened, own_name = found
+        tensor: torch.Tensor = opened.get_tensor(own_name)
+        return tensor
 
     def _of_columns(self, module: str) -> PackedWeight | None:
         weight, zeros, scales = (self._tensor(f"{module}.{name}") for name in ("qweight", "qzeros", "scales"))

@@ -57,6 +57,9 @@ class GgufWeights:
         rows = self._rows(parameter, tensor)
         return found if rows is None else found.index_select(0, rows)
 
+    def bind(self, model: torch.nn.Module) -> None:
+        """As WeightSource.bind."""
+
     def adjust(self, model: torch.nn.Module) -> None:
         """As WeightSource.adjust: divide the frequencies of the rotation, as Llama 3.1 does for long contexts."""
         tensor = self._file.tensors.get(_ROPE_FACTORS)

@@ -108,6 +108,10 @@ class WeightSource(Protocol):
         """Return a weight that the file holds as floats, in its shape and the dtype of the file; None for others."""
         ...
 
+    def bind(self, model: torch.nn.Module) -> None:
+        """Learn the names of a model's parameters. Called before the first is read."""
+        ...
+
     def adjust(self, model: torch.nn.Module) -> None:
         """Change buffers of a model that no parameter describes. Called after the parameters have their values."""
         ...
