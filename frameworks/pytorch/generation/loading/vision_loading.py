@@ -79,6 +79,8 @@ def see_by_blocks(
     """
     if vision.prompts.processing.image_id is None:
         raise NotPaged("its config.json names no image token")
+    if vision.trial.mask.sees_text:
+        raise NotPaged("its images see the text after them")
     try:
         tower = VisionTower(whole)
         vision.trial.find_form(tower)

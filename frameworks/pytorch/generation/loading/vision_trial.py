@@ -1,8 +1,8 @@
 """Check a model's images against transformers' `generate`: one prompt with images, and the tokens after it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -33,9 +33,21 @@ _VECTOR_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0
 
 # Largest change of a token's states by one that it does not see, relative to their spread.
 _STATE_TOLERANCE = 1e-3
+# Of models whose decoder has another form.
+_UNKNOWN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 Compute = Callable[[list[StepPart]], torch.Tensor]
 """Parts of a step → their logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMask:
+    """Which tokens see later ones. `sees_ahead`: those of an image, within it; None where that is unknown. `sees_text`:
+    those of an image, the text after it.
+    """
+
+    sees_ahead: bool | None = None
+    sees_text: bool = False
 
 
 class VisionTrial:
@@ -55,8 +67,12 @@ class VisionTrial:
             else:
                 raise InvalidModel(f"an image takes more than the context of {max_tokens} tokens")
             self._text_of_trial, self._num_images = text, num_images
-            self.token_ids, self._expected = self._generate(whole, inputs)
-            self._sees_ahead = self._find_mask(whole, inputs)
+            with _first_states(whole) as states:
+                self.token_ids, self._expected = self._generate(whole, inputs)
+            self.mask = ImageMask()
+            """Of the model's own attention."""
+            with suppress(*_UNKNOWN):
+                self.mask = self._find_mask(whole, inputs, states[0])
         except InvalidModel:
             raise
         except Exception as error:
@@ -103,7 +119,7 @@ class VisionTrial:
     def _off_by(self, compute: Compute, num_blocks: int) -> float:
         prompts = self._prompts
         found: dict[PromptForm, float] = {}
-        for sees_ahead in (False, True) if self._sees_ahead is None else (self._sees_ahead,):
+        for sees_ahead in (False, True) if self.mask.sees_ahead is None else (self.mask.sees_ahead,):
             prompts.form = replace(prompts.form, sees_ahead=sees_ahead)
             found[prompts.form] = self._off_of(compute, num_blocks)
             if found[prompts.form] <= self.tolerance:
@@ -159,35 +175,34 @@ class VisionTrial:
         # The last token is not read.
         return [*prompt_ids, *ids[len(prompt_ids) : -1]], torch.cat(output.logits).float().cpu()
 
-    def _find_mask(self, whole: Any, inputs: dict[str, Any]) -> bool | None:
-        """Return whether a token of an image sees those after it: whether another last vector of the image changes the
-        states of its first token. The logits of quantized weights do not tell. None where transformers does not.
+    def _find_mask(self, whole: Any, inputs: dict[str, Any], states: torch.Tensor) -> ImageMask:
+        """Return which tokens see later ones: those whose states another vector of a later token changes. The logits
+        of narrow or quantized weights do not tell. `states`: of the prompt, [tokens, hidden size].
         """
         ids, image_id = inputs["input_ids"][0].tolist(), self._prompts.processing.image_id
-        if image_id not in ids:
-            return None
+        if image_id not in ids or len(states) != len(ids):
+            return ImageMask()
         first = ids.index(image_id)
         last = first + sum(1 for _ in takewhile(lambda token_id: token_id == image_id, ids[first:])) - 1
-        if last == first:
-            return None
-        states: list[torch.Tensor] = []
+        if not self._is_seen(whole, inputs, states, last)[first:last].any():
+            return ImageMask(sees_ahead=False)
+        return ImageMask(True, bool(self._is_seen(whole, inputs, states, len(ids) - 1)[first:last].any()))
+
+    def _is_seen(self, whole: Any, inputs: dict[str, Any], states: torch.Tensor, position: int) -> torch.Tensor:
+        """Return whether each token sees the one at a position, bool [tokens]."""
 
         def change(_: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            vectors = options["inputs_embeds"].clone()  # KeyError where the decoder reads token ids alone
-            vectors[:, last] = -vectors[:, last] + vectors.std()
+            vectors = options["inputs_embeds"].clone()
+            vectors[:, position] = -vectors[:, position] + vectors.std()
             return arguments, options | {"inputs_embeds": vectors}
 
-        try:
-            decoder = whole.get_decoder()
-            kept = decoder.register_forward_hook(lambda *call: states.append(call[-1][0][:, first].float()))
-            with torch.inference_mode(), _removing(kept):
-                whole.generate(**self._on_device(inputs), max_new_tokens=1, do_sample=False, num_beams=1)
-                with _removing(decoder.register_forward_pre_hook(change, with_kwargs=True)):
-                    whole.generate(**self._on_device(inputs), max_new_tokens=1, do_sample=False, num_beams=1)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            return None
-        runs = 2
-        return _off(states[-1], states[0]) > _STATE_TOLERANCE if len(states) == runs else None
+        with (
+            _first_states(whole) as changed,
+            _removing(whole.get_decoder().register_forward_pre_hook(change, with_kwargs=True)),
+            torch.inference_mode(),
+        ):
+            whole.generate(**self._on_device(inputs), max_new_tokens=1, do_sample=False, num_beams=1)
+        return (changed[0] - states).square().mean(1).sqrt() > _STATE_TOLERANCE * states.std()
 
     def _on_device(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -212,6 +227,22 @@ class VisionTrial:
         ours = map_device_error(error, "the images of a trial", self._device)
         if isinstance(ours, OutOfMemory):
             raise ours from error
+
+
+@contextmanager
+def _first_states(whole: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the states of the first pass of the decoder within a model, float32 [tokens, hidden size]."""
+    states: list[torch.Tensor] = []
+
+    def keep(_: Any, __: Any, output: Any) -> None:
+        with suppress(*_UNKNOWN):
+            if not states:
+                states.append(output[0][0].float())
+
+    with ExitStack() as hooks:
+        with suppress(*_UNKNOWN):
+            hooks.enter_context(_removing(whole.get_decoder().register_forward_hook(keep)))
+        yield states
 
 
 @contextmanager

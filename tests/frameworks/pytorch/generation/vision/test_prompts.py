@@ -160,6 +160,14 @@ def test_quantized_weights_have_the_same_form(tmp_path: Path, models: Any, dtype
         model.close()
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # the processor of PaliGemma
+def test_images_that_see_texts_are_not_quantized(tmp_path: Path) -> None:
+    """The rounding of quantized weights is as large as the change of the logits by causal masks."""
+    MAKERS["paligemma"](tmp_path)
+    with pytest.raises(InvalidModel, match="its images see the text after them"):
+        load_generating(tmp_path, kv_cache_bytes=1 << 24, dtype="int8", min_cosine=0.3)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_narrow_types_read_images(tmp_path: Path, dtype: str) -> None:
     MAKERS["smolvlm"](tmp_path)
