@@ -114,12 +114,12 @@ def _problem_of_gguf(path: Path) -> str | None:
     """Return what is wrong with the header of a model's GGUF file; None if nothing is, or if it has none."""
     if path.suffix.lower() != ".gguf" and not any(path.glob("*.gguf")):
         return None
-    from frameworks.text.gguf.folder import find_gguf, read_gguf
+    from frameworks.text.gguf.folder import find_gguf, find_projector, read_gguf
 
     try:
         file = find_gguf(path)
         if file is not None:
-            read_gguf(file)
+            read_gguf(file, find_projector(path))
     except InvalidModel as error:
         return error.message
     return None

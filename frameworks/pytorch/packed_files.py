@@ -10,8 +10,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.pytorch.weights import WeightFiles, read_weight_files
 from frameworks.text.config import transformer_folder
-from frameworks.text.gguf.folder import GgufFolders, find_gguf, read_gguf
-from frameworks.text.gguf.header import GgufFile
+from frameworks.text.gguf.folder import GgufFolders, GgufModel, find_gguf, find_projector, read_gguf
 from frameworks.text.sentence_modules.modules import read_modules
 from frameworks.text.sentence_modules.router import Side
 
@@ -109,38 +108,39 @@ _FLOAT8 = "F8_"
 @dataclass(frozen=True, slots=True)
 class PackedFiles:
     """Weights that their files hold in few bits. `elements`: how many. `held_bytes`: which they take where they keep
-    their bits. `float_elements`: those that a CPU widens. `gguf`: the file; None: `scheme` is the quantization of a
-    folder.
+    their bits. `float_elements`: those that a CPU widens. `gguf`: the headers of GGUF files; None: `scheme` is the
+    quantization of a folder.
     """
 
     elements: int
     held_bytes: int
-    gguf: GgufFile | None = None
+    gguf: GgufModel | None = None
     scheme: dict[str, Any] | None = None
     float_elements: int = 0
 
     def source(self, folder: Path, files: tuple[Path, ...], enable_memory_mapping: bool) -> "WeightSource":
         """Return the weights. Raises InvalidModel."""
         from frameworks.pytorch.generation.weights.packed.folder_weights import FolderWeights
-        from frameworks.pytorch.generation.weights.packed.gguf_weights import GgufWeights
+        from frameworks.pytorch.generation.weights.packed.gguf_weights import model_weights
 
         if self.gguf is not None:
-            return GgufWeights(self.gguf, enable_memory_mapping)
+            return model_weights(self.gguf, enable_memory_mapping)
         assert self.scheme is not None
         return FolderWeights(folder, files, self.scheme)
 
 
 def read_files(
-    path: Path, folders: GgufFolders, allow_pickled: bool = False, side: Side | None = None
+    path: Path, folders: GgufFolders, allow_pickled: bool = False, side: Side | None = None, *, sees: bool = True
 ) -> tuple[Path, WeightFiles, PackedFiles | None]:
     """Return the folder of a model's config.json, its weight files, and what is packed in them.
 
     Reads headers only, and checks them. `allow_pickled`: as of `read_weight_files`. `side`: of a model with sides.
+    `sees`: False: an mmproj file beside a GGUF file is not read.
     Raises InvalidModel.
     """
     file = find_gguf(path) if side is None else None
     if file is not None:
-        gguf = read_gguf(file)
+        gguf = read_gguf(file, find_projector(path), sees=sees)
         return folders.folder_of(gguf), _weights(gguf), _packed(gguf)
     modules = read_modules(path) if side is None else side.modules
     folder = transformer_folder(path) if side is None else modules[0].folder
@@ -168,23 +168,25 @@ def _of_folder(weights: WeightFiles, scheme: dict[str, Any]) -> tuple[WeightFile
     )
 
 
-def _weights(gguf: GgufFile) -> WeightFiles:
+def _weights(gguf: GgufModel) -> WeightFiles:
     """Return the plain tensors."""
     elements: dict[str, int] = {}
-    for tensor in gguf.tensors.values():
+    tensors = [tensor for file in gguf.files for tensor in file.tensors.values()]
+    for tensor in tensors:
         if tensor.block_type.is_plain:
             elements[tensor.block_type.name] = elements.get(tensor.block_type.name, 0) + prod(tensor.shape)
     return WeightFiles(
-        files=(gguf.path,),
-        file_bytes=gguf.size_bytes,
+        files=tuple(file.path for file in gguf.files),
+        file_bytes=sum(file.size_bytes for file in gguf.files),
         elements=sum(elements.values()),
         dtype=max(elements, key=lambda name: elements[name]),
-        names=frozenset(gguf.tensors),
+        names=frozenset(tensor.name for tensor in tensors),
     )
 
 
-def _packed(gguf: GgufFile) -> PackedFiles:
-    packed = [tensor for tensor in gguf.tensors.values() if not tensor.block_type.is_plain]
+def _packed(gguf: GgufModel) -> PackedFiles:
+    tensors = (tensor for file in gguf.files for tensor in file.tensors.values())
+    packed = [tensor for tensor in tensors if not tensor.block_type.is_plain]
     sizes = [(prod(tensor.shape), tensor.block_type) for tensor in packed]
     held = sum(count * kind.bits // 8 + count // kind.group * _GROUP_BYTES for count, kind in sizes)
     return PackedFiles(sum(count for count, _ in sizes), held, gguf)

@@ -206,7 +206,9 @@ class TorchRegistry:
         return [SidedModel(folder, *each) for each in zip(*found, strict=True)]
 
     def _read(self, entry: TorchModelEntry, path: Path, side: Side | None = None) -> ModelFiles:
-        folder, weights, packed = read_files(path, self._gguf_folders, entry.allow_pickled_weights, side)
+        folder, weights, packed = read_files(
+            path, self._gguf_folders, entry.allow_pickled_weights, side, sees=entry.vision
+        )
         config = read_text_config(path if packed is None or packed.gguf is None else folder, side)
         if entry.score_tokens is not None and (config.generates or config.answers is not None):
             negative, positive = entry.score_tokens

@@ -45,18 +45,112 @@ def write_gguf(
     Types with super-blocks get random blocks. `more`: writes more keys or tensors. `changes`: of config.json, for the
     metadata; the tensors stay.
     """
-    original = json.loads((folder / "config.json").read_text())
+    content = json.loads((folder / "config.json").read_text())
+    original = content.get("text_config", content)
     config = original | changes
-    architecture = config["model_type"]
-    writer = gguf.GGUFWriter(file, architecture)
+    writer = gguf.GGUFWriter(file, _ARCHITECTURES.get(config["model_type"], config["model_type"]))
     _write_sizes(writer, config)
     _write_tokenizer(writer, folder, config)
-    for name, array in load_file(folder / "model.safetensors").items():
-        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+    for whole_name, array in load_file(folder / "model.safetensors").items():
+        name = _name_in_text(whole_name)
+        if name is None or (name == "lm_head.weight" and content.get("tie_word_embeddings")):
             continue
         _write_tensor(writer, _gguf_name(name), _reordered(name, array, original), kind)
     if more is not None:
         more(writer)
+    return _written(writer, file)
+
+
+def write_mmproj(
+    folder: Path, file: Path, kind: Kind = Kind.F16, more: Callable[[gguf.GGUFWriter], None] | None = None
+) -> Path:
+    """Convert the vision part of a Hugging Face folder. `kind`: of its matrices. `more`: as of write_gguf."""
+    content = json.loads((folder / "config.json").read_text())
+    images = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    vision = _vision_sizes(content)
+    writer = gguf.GGUFWriter(file, "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_vision_projection_dim(content["text_config"]["hidden_size"])
+    writer.add_vision_image_size(vision["image_size"])
+    writer.add_vision_patch_size(vision["patch_size"])
+    writer.add_vision_embedding_length(vision["hidden_size"])
+    writer.add_vision_feed_forward_length(vision["intermediate_size"])
+    writer.add_vision_block_count(vision["num_hidden_layers"])
+    writer.add_vision_head_count(vision["num_attention_heads"])
+    writer.add_vision_image_mean(images["image_mean"])
+    writer.add_vision_image_std(images["image_std"])
+    _MMPROJ_KEYS[content["model_type"]](writer, content, images)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
+    for name, array in load_file(folder / "model.safetensors").items():
+        if _name_in_text(name) is None:
+            for part, values in _split(name, array):
+                own = part if part.startswith("v.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
+                assert own is not None, name
+                is_patch = "patch_embd" in own or "position_embd" in own
+                _write_tensor(writer, own, values, Kind.F32 if is_patch or values.shape[-1] % 32 else kind)
+    if more is not None:
+        more(writer)
+    return _written(writer, file)
+
+
+def _write_idefics3(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: Mapping[str, Any]) -> None:
+    writer.add_clip_projector_type(gguf.VisionProjectorType.IDEFICS3)
+    writer.add_vision_attention_layernorm_eps(content["vision_config"].get("layer_norm_eps", 1e-5))
+    writer.add_vision_projector_scale_factor(content["scale_factor"])
+    writer.add_vision_use_gelu(True)
+    writer.add_uint32("clip.vision.preproc_image_size", images["size"]["longest_edge"])
+
+
+def _write_qwen2_vl(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: Mapping[str, Any]) -> None:
+    vision = content["vision_config"]
+    if content["model_type"] == "qwen2_vl":
+        writer.add_clip_projector_type(gguf.VisionProjectorType.QWEN2VL)
+    else:
+        writer.add_clip_projector_type(gguf.VisionProjectorType.QWEN25VL)
+        writer.add_vision_use_silu(True)
+        writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
+        # Of the tiny model: llama.cpp has the 112 of all others.
+        writer.add_uint32("clip.vision.window_size", vision["window_size"])
+    writer.add_vision_attention_layernorm_eps(content.get("rms_norm_eps", 1e-6))
+    for bound in ("min", "max"):
+        size = images["size"]["shortest_edge" if bound == "min" else "longest_edge"]
+        writer.add_uint32(f"clip.vision.image_{bound}_pixels", size)
+
+
+_MMPROJ_KEYS = {
+    "idefics3": _write_idefics3, "smolvlm": _write_idefics3, "qwen2_vl": _write_qwen2_vl, "qwen2_5_vl": _write_qwen2_vl,
+}  # fmt: skip
+_ARCHITECTURES = {"qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl"}
+
+
+def _vision_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of a tower by usual names."""
+    vision = {"image_size": 560, **content["vision_config"]}
+    names = {"num_heads": "num_attention_heads", "depth": "num_hidden_layers"}
+    vision |= {usual: vision[name] for name, usual in names.items() if name in vision}
+    if "embed_dim" in vision:
+        vision |= {"intermediate_size": vision["hidden_size"], "hidden_size": vision["embed_dim"]}
+    return vision
+
+
+def _split(name: str, array: Any) -> list[tuple[str, Any]]:
+    """Return the tensors of a parameter: query, key and value apart, and frames apart."""
+    if ".qkv." in name:
+        return [(name.replace("qkv", each), part) for each, part in zip("qkv", np.split(array, 3), strict=True)]
+    if array.ndim == 5:
+        return [("v.patch_embd.weight", array[:, :, 0]), ("v.patch_embd.weight.1", array[:, :, 1])]
+    return [(name, array)]
+
+
+def _name_in_text(name: str) -> str | None:
+    """Return the name of a parameter in the model of texts within a model that sees; None for those of its vision."""
+    if any(part in name for part in ("visual.", "vision_tower", "vision_model", "connector", "multi_modal_projector")):
+        return None
+    return name.removeprefix("language_model.").replace("model.text_model.", "model.")
+
+
+def _written(writer: gguf.GGUFWriter, file: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,6 +182,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if "mrope_section" in config["rope_parameters"]:
+        writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
     head = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_key_length(head)
     writer.add_value_length(head)

@@ -8,6 +8,8 @@ from frameworks.text.gguf.header import GgufFile, GgufTensor
 from frameworks.text.gguf.special_tokens import special_ids, stop_ids
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# Text decoders of models that see, which have the tensors of another.
+_OF_VISION = {"qwen2vl": "qwen2"}
 _DEFAULT_ROPE_BASE = 10_000.0
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -31,20 +33,31 @@ class _Sizes:
     head: int
 
 
-def read_config(file: GgufFile) -> dict[str, Any]:
-    """Return the content of `config.json`.
+def needs_vision(file: GgufFile) -> bool:
+    """Return whether the model is the text decoder of a model that sees, and none by itself."""
+    return file.text("general.architecture") in _OF_VISION
+
+
+def read_config(file: GgufFile, has_vision: bool = False) -> dict[str, Any]:
+    """Return the content of `config.json`. `has_vision`: of the text decoder of a model that sees.
 
     Raises InvalidModel for an architecture that is not served, for features of one that are not served, and where a
     tensor is missing, unknown, or of another shape than the metadata say.
     """
     architecture = file.text("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise file.wrong("general.architecture", f"one of {', '.join(_ARCHITECTURES)}", architecture)
+    if needs_vision(file) and not has_vision:
+        raise InvalidModel(
+            f"{file.path}: general.architecture: {architecture} reads images; name a folder with this file and its "
+            "mmproj file in path"
+        )
+    family = _OF_VISION.get(architecture or "", architecture)
+    if architecture is None or family not in _ARCHITECTURES:
+        raise file.wrong("general.architecture", f"one of {', '.join((*_ARCHITECTURES, *_OF_VISION))}", architecture)
     sizes = _read_sizes(file, architecture)
-    _check_tensors(file, architecture, sizes)
+    _check_tensors(file, architecture, family, sizes)
     config: dict[str, Any] = {
-        "architectures": [_ARCHITECTURES[architecture]],
-        "model_type": architecture,
+        "architectures": [_ARCHITECTURES[family]],
+        "model_type": family,
         "vocab_size": sizes.vocabulary,
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.feed_forward,
@@ -59,7 +72,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "use_sliding_window": False,
     }
-    if architecture != "qwen2":  # whose query, key and value have a bias, and nothing else has
+    if family != "qwen2":  # whose query, key and value have a bias, and nothing else has
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config | special_ids(file)
 
@@ -100,6 +113,9 @@ def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
         "rope_type": "default",
         "rope_theta": file.number(f"{architecture}.rope.freq_base", _DEFAULT_ROPE_BASE),
     }
+    sections = file.numbers(f"{architecture}.rope.dimension_sections")
+    if sections is not None:
+        rope["mrope_section"] = [int(each) for each in sections[:3]]
     key = f"{architecture}.rope.scaling"
     kind = file.text(f"{key}.type", "none")
     old_factor = file.number(f"{architecture}.rope.scale_linear", 1.0)
@@ -114,11 +130,11 @@ def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
     return rope
 
 
-def _check_tensors(file: GgufFile, architecture: str, sizes: _Sizes) -> None:
+def _check_tensors(file: GgufFile, architecture: str, family: str, sizes: _Sizes) -> None:
     """Compare the tensors with those that the metadata promise, so that a wrong size costs no memory."""
     if sizes.layers > len(file.tensors):
         raise file.wrong(f"{architecture}.block_count", f"at most {len(file.tensors)} as tensors", sizes.layers)
-    required, optional = _expected(architecture, sizes)
+    required, optional = _expected(family, sizes)
     known = required | optional
     for name, shape in known.items():
         found = file.tensors.get(name)
@@ -139,7 +155,7 @@ def _check_tensors(file: GgufFile, architecture: str, sizes: _Sizes) -> None:
             raise InvalidModel(f"{file.path}: tensor {name}: expected F32 or F16, got {tensor.block_type.name}")
 
 
-def _expected(architecture: str, sizes: _Sizes) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def _expected(family: str, sizes: _Sizes) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
     """Return the shapes of the tensors that the model has, and of those that it may have."""
     hidden, query, key = sizes.hidden, sizes.heads * sizes.head, sizes.key_heads * sizes.head
     required: dict[str, tuple[int, ...]] = {
@@ -163,11 +179,11 @@ def _expected(architecture: str, sizes: _Sizes) -> tuple[dict[str, tuple[int, ..
         "ffn_down.weight": (hidden, sizes.feed_forward),
     }
     may: dict[str, tuple[int, ...]] = {}
-    if architecture == "qwen2":
+    if family == "qwen2":
         parts |= biases
     else:
         may |= biases | {"attn_output.bias": (hidden,)}
-    if architecture == "qwen3":
+    if family == "qwen3":
         parts |= {"attn_q_norm.weight": (sizes.head,), "attn_k_norm.weight": (sizes.head,)}
     for layer in range(sizes.layers):
         required |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}

@@ -73,7 +73,7 @@ def _write(
 
 def make_qwen2_vl(folder: Path) -> None:
     """Write a model whose positions have three axes."""
-    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 8}
+    vision = {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 8}
     _write(folder, "qwen2_vl", vision, "Qwen2VLProcessor")
 
 

@@ -110,12 +110,14 @@ def texts_of(model: GeneratingModel, requests: Iterable[SequenceRequest]) -> dic
     return found
 
 
-def compare(folder: Path, counts: Sequence[int]) -> str | None:
+def compare(folder: Path, counts: Sequence[int], original: Path | None = None) -> str | None:
     """Check that greedy texts with so many images each equal those of `generate`, alone and among 16 others with cached
-    prefixes. Return why the model runs with transformers' own caches; None: it does not.
+    prefixes. Return why the model runs with transformers' own caches; None: it does not. `original`: the folder of
+    transformers' model; None: the same.
     """
-    reference = Reference(folder)
-    model = load_generating(folder, kv_cache_bytes=1 << 24)
+    reference = Reference(original or folder)
+    cache_dir = None if original is None else original.parent
+    model = load_generating(folder, kv_cache_bytes=1 << 24, cache_dir=cache_dir)
     talks = [conversation(IMAGES[:count]) for count in counts]
     expected = [reference.text(talk) for talk in talks]
     alone = []
