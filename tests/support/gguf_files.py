@@ -33,6 +33,13 @@ _NAMES = {
 }
 
 
+_GEMMA_NAMES = _NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
 def write_gguf(
     folder: Path,
     file: Path,
@@ -55,7 +62,9 @@ def write_gguf(
         name = _name_in_text(whole_name)
         if name is None or (name == "lm_head.weight" and content.get("tie_word_embeddings")):
             continue
-        _write_tensor(writer, _gguf_name(name), _reordered(name, array, original), kind)
+        is_gemma = config["model_type"] == "gemma3_text"
+        values = array + 1 if is_gemma and name.endswith("norm.weight") else _reordered(name, array, original)
+        _write_tensor(writer, _gguf_name(name, _GEMMA_NAMES if is_gemma else _NAMES), values, kind)
     if more is not None:
         more(writer)
     return _written(writer, file)
@@ -84,7 +93,7 @@ def write_mmproj(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
     for name, array in load_file(folder / "model.safetensors").items():
         if _name_in_text(name) is None:
-            for part, values in _split(name, array):
+            for part, values in _split(_published(name), array):
                 own = part if part.startswith("v.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
                 assert own is not None, name
                 is_patch = "patch_embd" in own or "position_embd" in own
@@ -118,10 +127,20 @@ def _write_qwen2_vl(writer: gguf.GGUFWriter, content: Mapping[str, Any], images:
         writer.add_uint32(f"clip.vision.image_{bound}_pixels", size)
 
 
+def _write_gemma3(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: Mapping[str, Any]) -> None:
+    vision = content["vision_config"]
+    writer.add_clip_projector_type(gguf.VisionProjectorType.GEMMA3)
+    writer.add_vision_attention_layernorm_eps(vision.get("layer_norm_eps", 1e-6))
+    writer.add_vision_use_gelu(True)
+    side = vision["image_size"] // vision["patch_size"]
+    writer.add_vision_projector_scale_factor(side // int(content["mm_tokens_per_image"] ** 0.5))
+
+
 _MMPROJ_KEYS = {
+    "gemma3": _write_gemma3,
     "idefics3": _write_idefics3, "smolvlm": _write_idefics3, "qwen2_vl": _write_qwen2_vl, "qwen2_5_vl": _write_qwen2_vl,
 }  # fmt: skip
-_ARCHITECTURES = {"qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl"}
+_ARCHITECTURES = {"qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "gemma3_text": "gemma3"}
 
 
 def _vision_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,13 +153,19 @@ def _vision_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
     return vision
 
 
+def _published(name: str) -> str:
+    """Return the name of a parameter in the folders that were published, which the converter knows."""
+    whole = name if "vision_tower.vision_model" in name else name.replace("vision_tower.", "vision_tower.vision_model.")
+    return whole.replace("_weight", ".weight")
+
+
 def _split(name: str, array: Any) -> list[tuple[str, Any]]:
     """Return the tensors of a parameter: query, key and value apart, and frames apart."""
     if ".qkv." in name:
         return [(name.replace("qkv", each), part) for each, part in zip("qkv", np.split(array, 3), strict=True)]
     if array.ndim == 5:
         return [("v.patch_embd.weight", array[:, :, 0]), ("v.patch_embd.weight.1", array[:, :, 1])]
-    return [(name, array)]
+    return [(name, array + 1 if "soft_emb_norm" in name else array)]
 
 
 def _name_in_text(name: str) -> str | None:
@@ -181,9 +206,18 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    if "mrope_section" in config["rope_parameters"]:
-        writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
+    rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     head = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_key_length(head)
     writer.add_value_length(head)
@@ -219,12 +253,12 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str,
         writer.add_chat_template(template.read_text())
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, names: Mapping[str, str] = _NAMES) -> str:
     module, _, kind = name.rpartition(".")
     if module.startswith("model.layers."):
         layer, _, part = module.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{_NAMES[part]}.{kind}"
-    return f"{_NAMES[module]}.{kind}"
+        return f"blk.{layer}.{names[part]}.{kind}"
+    return f"{names[module]}.{kind}"
 
 
 def _reordered(name: str, array: Any, config: Mapping[str, Any]) -> Any:

@@ -3,14 +3,23 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.header import GgufFile, GgufTensor
 from frameworks.text.gguf.special_tokens import special_ids, stop_ids
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
 # Text decoders of models that see, which have the tensors of another.
 _OF_VISION = {"qwen2vl": "qwen2"}
 _DEFAULT_ROPE_BASE = 10_000.0
+# Of Gemma 3, as llama.cpp has them: one layer of so many sees the whole text; the largest model scales by another size.
+_PERIOD, _LAYERS_OF_LARGEST = 6, 62
 _SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -74,7 +83,41 @@ def read_config(file: GgufFile, has_vision: bool = False) -> dict[str, Any]:
     }
     if family != "qwen2":  # whose query, key and value have a bias, and nothing else has
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if family == "gemma3":
+        config |= _gemma3(file, sizes, config["rope_parameters"])
     return config | special_ids(file)
+
+
+def _gemma3(file: GgufFile, sizes: _Sizes, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return what Gemma 3 has of its own. `rope`: of the layers that see the whole text."""
+    window = file.integer("gemma3.attention.sliding_window", 0)
+    slides = _slides(file, sizes.layers) if window else [False] * sizes.layers
+    sliding_base = file.number("gemma3.rope.freq_base_swa", _DEFAULT_ROPE_BASE)
+    softcap = file.number("gemma3.final_logit_softcapping", 0.0)
+    return {
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": sizes.hidden // sizes.heads if sizes.layers == _LAYERS_OF_LARGEST else sizes.head,
+        "sliding_window": window or None,
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": sliding_base},
+        },
+        "final_logit_softcapping": softcap or None,
+    }
+
+
+def _slides(file: GgufFile, layers: int) -> list[bool]:
+    """Return whether each layer of Gemma 3 has a sliding window: stated for each, or for all but each sixth."""
+    key = "gemma3.attention.sliding_window_pattern"
+    if not isinstance(file.metadata.get(key), np.ndarray):
+        period = file.integer(key, _PERIOD)
+        return [bool((layer + 1) % period) if period else True for layer in range(layers)]
+    found = file.numbers(key) or []
+    if len(found) != layers:
+        raise file.wrong(key, f"a value for each of {layers} layers", f"{len(found)}")
+    return [bool(each) for each in found]
 
 
 def read_generation_config(file: GgufFile) -> dict[str, Any]:
@@ -181,9 +224,11 @@ def _expected(family: str, sizes: _Sizes) -> tuple[dict[str, tuple[int, ...]], d
     may: dict[str, tuple[int, ...]] = {}
     if family == "qwen2":
         parts |= biases
-    else:
+    elif family != "gemma3":
         may |= biases | {"attn_output.bias": (hidden,)}
-    if family == "qwen3":
+    if family == "gemma3":
+        parts |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+    if family in ("qwen3", "gemma3"):
         parts |= {"attn_q_norm.weight": (sizes.head,), "attn_k_norm.weight": (sizes.head,)}
     for layer in range(sizes.layers):
         required |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
@@ -197,7 +242,8 @@ def tensor_of_parameter(file: GgufFile, name: str) -> GgufTensor | None:
     if rest and not prefix:
         layer, _, part = rest.partition(".")
         module, _, kind = part.rpartition(".")
-        own = _MODULES.get(module)
+        is_gemma = file.text("general.architecture") == "gemma3"
+        own = (_MODULES | _GEMMA_MODULES if is_gemma else _MODULES).get(module)
         return None if own is None else file.tensors.get(f"blk.{layer}.{own}.{kind}")
     own = _PARAMETERS.get(name)
     return None if own is None else file.tensors.get(own)
@@ -220,4 +266,9 @@ _MODULES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+_GEMMA_MODULES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }

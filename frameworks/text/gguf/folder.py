@@ -106,6 +106,8 @@ class GgufFolders:
                 "tokenizer.json": read_tokenizer(file).to_str().encode(),
             }
             if model.vision is not None:
+                settings = read_tokenizer_config(file) | {"extra_special_tokens": dict(model.vision.tokens)}
+                files["tokenizer_config.json"] = orjson.dumps(settings)
                 files["processor_config.json"] = orjson.dumps(model.vision.processor)
             try:
                 self._write(folder, files)

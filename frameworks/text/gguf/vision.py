@@ -5,7 +5,7 @@ parameter. Names, keys and defaults are those of llama.cpp (conversion/ and tool
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from frameworks.core.errors import InvalidModel
@@ -15,18 +15,19 @@ from frameworks.text.gguf.special_tokens import TOKENS
 
 _KEY = "clip.vision"
 _IMAGE_TOKEN = "<image>"  # noqa: S105 - of a vocabulary
-_BICUBIC, _LANCZOS = 3, 1  # of Pillow
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # of Pillow
 Join = Literal["rows", "frames"]
 """How several tensors make one parameter: one after the other, or as neighbours in its third dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionParameter:
-    """The tensors of one parameter, all of the same shape in torch's order."""
+    """The tensors of one parameter, all of the same shape in torch's order. `is_less_one`: the parameter is 1 less."""
 
     tensors: tuple[str, ...]
     shape: tuple[int, ...]
     join: Join = "rows"
+    is_less_one: bool = False
 
 
 _Parameters = dict[str, VisionParameter]
@@ -36,13 +37,14 @@ _Parameters = dict[str, VisionParameter]
 class VisionPart:
     """`config`: the content of config.json of the whole model. `processor`: of processor_config.json. `text_prefix`:
     before the names of the parameters of the text decoder, where a model of texts has `model.`. `parameters`: those of
-    the mmproj file, by name.
+    the mmproj file, by name. `tokens`: attributes of the tokenizer that the processor reads.
     """
 
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
     text_prefix: str
     parameters: Mapping[str, VisionParameter]
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,20 @@ def _token(text: GgufFile, name: str) -> int:
         raise text.wrong(TOKENS, f"the token {name} for its images", None) from None
 
 
+def _siglip(tower: _Tower) -> dict[str, Any]:
+    """Return the config of SigLIP's transformer."""
+    return {
+        "hidden_size": tower.hidden,
+        "intermediate_size": tower.feed_forward,
+        "num_hidden_layers": tower.layers,
+        "num_attention_heads": tower.heads,
+        "image_size": tower.image,
+        "patch_size": tower.patch,
+        "layer_norm_eps": tower.norm_epsilon,
+        "hidden_act": tower.activation,
+    }
+
+
 def _feed_forward_names(file: GgufFile, hidden: int) -> tuple[str, str]:
     """Return the names of both layers: the one that widens, and the other. Older files have them exchanged."""
     first = file.tensors.get("v.blk.0.ffn_up.weight")
@@ -136,10 +152,15 @@ def _feed_forward_names(file: GgufFile, hidden: int) -> tuple[str, str]:
 
 
 def _encoder(file: GgufFile, tower: _Tower, prefix: str) -> _Parameters:
-    """Return the layers of SigLIP's and CLIP's transformers, and the norm after them."""
-    hidden, wide = tower.hidden, tower.feed_forward
+    """Return the embeddings of patches, the layers of SigLIP's transformer, and the norm after them."""
+    hidden, wide, num_patches = tower.hidden, tower.feed_forward, tower.patches_of_side**2
     up, down = _feed_forward_names(file, hidden)
-    found: _Parameters = {}
+    patch, embeddings = (hidden, 3, tower.patch, tower.patch), f"{prefix}.embeddings"
+    found: _Parameters = {
+        f"{embeddings}.patch_embedding.weight": VisionParameter(("v.patch_embd.weight",), patch),
+        f"{embeddings}.patch_embedding.bias": VisionParameter(("v.patch_embd.bias",), (hidden,)),
+        f"{embeddings}.position_embedding.weight": VisionParameter(("v.position_embd.weight",), (num_patches, hidden)),
+    }
     for layer in range(tower.layers):
         path, block = f"{prefix}.encoder.layers.{layer}", f"v.blk.{layer}"
         for name in "qkv":
@@ -192,9 +213,7 @@ def _idefics3(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, A
     side = tower.patches_of_side
     for token in ("<fake_token_around_image>", "<global-img>"):
         _token(text, token)
-    sizes = {"hidden_size": tower.hidden, "intermediate_size": tower.feed_forward, "image_size": tower.image}
-    counts = {"num_hidden_layers": tower.layers, "num_attention_heads": tower.heads, "patch_size": tower.patch}
-    vision = {**sizes, **counts, "layer_norm_eps": tower.norm_epsilon, "hidden_act": tower.activation}
+    vision = _siglip(tower)
     whole = _whole(
         config, "Idefics3ForConditionalGeneration", "idefics3", vision_config=vision, scale_factor=factor,
         image_token_id=_token(text, _IMAGE_TOKEN),
@@ -204,22 +223,39 @@ def _idefics3(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, A
     images = _images(
         tower, "Idefics3ImageProcessor", **tiles, resample=_LANCZOS, do_image_splitting=True, do_pad=True
     )  # fmt: skip
-    embeddings, shape = f"{prefix}.embeddings", (tower.hidden, 3, tower.patch, tower.patch)
-    parameters = {
-        f"{embeddings}.patch_embedding.weight": VisionParameter(("v.patch_embd.weight",), shape),
-        f"{embeddings}.patch_embedding.bias": VisionParameter(("v.patch_embd.bias",), (tower.hidden,)),
-        f"{embeddings}.position_embedding.weight": VisionParameter(
-            ("v.position_embd.weight",), (side * side, tower.hidden)
-        ),
-        "model.connector.modality_projection.proj.weight": VisionParameter(
-            ("mm.model.fc.weight",), (config["hidden_size"], tower.hidden * factor * factor)
-        ),
-        **_encoder(file, tower, prefix),
-    }
+    parameters = _encoder(file, tower, prefix)
+    parameters["model.connector.modality_projection.proj.weight"] = VisionParameter(
+        ("mm.model.fc.weight",), (config["hidden_size"], tower.hidden * factor * factor)
+    )
     processor = {
         "processor_class": "Idefics3Processor", "image_seq_len": (side // factor) ** 2, "image_processor": images,
     }  # fmt: skip
     return VisionPart(whole, processor, "model.text_model.", parameters)
+
+
+def _gemma3(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, Any]) -> VisionPart:
+    """Gemma 3: an image of a fixed size, whose patches are averaged."""
+    tokens = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    ids = {f"{name}_index": _token(text, token) for name, token in tokens.items()}
+    num_tokens = (tower.patches_of_side // _size(file, "projector.scale_factor", 4)) ** 2
+    vision = _siglip(tower) | {"model_type": "siglip_vision_model", "vision_use_head": False}
+    whole = _whole(
+        config, "Gemma3ForConditionalGeneration", "gemma3", vision_config=vision, mm_tokens_per_image=num_tokens, **ids
+    )
+    projector, size = "model.multi_modal_projector", {"height": tower.image, "width": tower.image}
+    parameters = _encoder(file, tower, "model.vision_tower")
+    parameters[f"{projector}.mm_input_projection_weight"] = VisionParameter(
+        ("mm.input_projection.weight",), (tower.hidden, config["hidden_size"])
+    )
+    parameters[f"{projector}.mm_soft_emb_norm.weight"] = VisionParameter(
+        ("mm.soft_emb_norm.weight",), (tower.hidden,), is_less_one=True
+    )
+    processor = {
+        "processor_class": "Gemma3Processor",
+        "image_seq_length": num_tokens,
+        "image_processor": _images(tower, "Gemma3ImageProcessor", size=size, resample=_BILINEAR),
+    }
+    return VisionPart(whole, processor, "model.language_model.", parameters, tokens)
 
 
 def _qwen2_vl(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, Any]) -> VisionPart:
@@ -300,6 +336,7 @@ def _check(file: GgufFile, parameters: Mapping[str, VisionParameter]) -> None:
 
 _PROJECTORS: dict[str, Callable[[GgufFile, GgufFile, _Tower, dict[str, Any]], VisionPart]] = {
     "idefics3": _idefics3,
+    "gemma3": _gemma3,
     "qwen2vl_merger": _qwen2_vl,
     "qwen2.5vl_merger": _qwen2_vl,
 }

@@ -15,6 +15,8 @@ from frameworks.text.gguf.header import GgufFile, GgufTensor
 from frameworks.text.gguf.vision import VisionPart
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Gemma 3 multiplies by 1 more than the parameter; llama.cpp's converter adds it.
+_NORM = "norm.weight"
 _ROPE_FACTORS = "rope_freqs.weight"
 # llama.cpp rotates neighbours of a head, transformers its halves; its converter changes the order of the rows.
 _REORDERED = {"self_attn.q_proj": "attention.head_count", "self_attn.k_proj": "attention.head_count_kv"}
@@ -89,6 +91,8 @@ class GgufWeights:
         if tensor is None or not tensor.block_type.is_plain:
             return None
         found = self._tensors.plain(tensor)
+        if parameter.endswith(_NORM) and self._file.text("general.architecture") == "gemma3":
+            return found.float() - 1
         rows = self._rows(parameter, tensor)
         return found if rows is None else found.index_select(0, rows)
 
@@ -141,6 +145,8 @@ class _VisionWeights:
         if found is None:
             return self._text.plain(self._name_in_text(parameter))
         tensors = [self._tensors.file.tensors[name] for name in found.tensors]
+        if len(tensors) == 1 and found.is_less_one:
+            return self._tensors.floats(tensors[0]) - 1
         if len(tensors) == 1:
             return self._tensors.plain(tensors[0]) if tensors[0].block_type.is_plain else None
         parts = [self._tensors.floats(tensor) for tensor in tensors]

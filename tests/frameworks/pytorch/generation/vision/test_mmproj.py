@@ -24,7 +24,7 @@ from tests.support.engine_hosts import CPU
 from tests.support.gguf_files import write_gguf, write_mmproj
 from tests.support.models.vision.catalogue import MAKERS
 
-FAMILIES = ("smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl", "gemma3")
 
 
 def converted(folder: Path, name: str, kind: Kind, **options: Any) -> Path:
