@@ -80,7 +80,8 @@ def write_mmproj(
     writer = gguf.GGUFWriter(file, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
-    writer.add_vision_projection_dim(content["text_config"]["hidden_size"])
+    own_size = vision.get("projection_dim") if content["model_type"] == "llava" else None
+    writer.add_vision_projection_dim(own_size or content["text_config"]["hidden_size"])
     writer.add_vision_image_size(vision["image_size"])
     writer.add_vision_patch_size(vision["patch_size"])
     writer.add_vision_embedding_length(vision["hidden_size"])
@@ -93,8 +94,10 @@ def write_mmproj(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
     for name, array in load_file(folder / "model.safetensors").items():
         if _name_in_text(name) is None:
-            for part, values in _split(_published(name), array):
-                own = part if part.startswith("v.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
+            for part, values in _parts(_published(name), array, content):
+                own = (
+                    part if part.startswith(("v.", "mm.")) else names.get_name(part, try_suffixes=(".weight", ".bias"))
+                )
                 assert own is not None, name
                 is_patch = "patch_embd" in own or "position_embd" in own
                 _write_tensor(writer, own, values, Kind.F32 if is_patch or values.shape[-1] % 32 else kind)
@@ -122,9 +125,7 @@ def _write_qwen2_vl(writer: gguf.GGUFWriter, content: Mapping[str, Any], images:
         # Of the tiny model: llama.cpp has the 112 of all others.
         writer.add_uint32("clip.vision.window_size", vision["window_size"])
     writer.add_vision_attention_layernorm_eps(content.get("rms_norm_eps", 1e-6))
-    for bound in ("min", "max"):
-        size = images["size"]["shortest_edge" if bound == "min" else "longest_edge"]
-        writer.add_uint32(f"clip.vision.image_{bound}_pixels", size)
+    _write_pixels(writer, images)
 
 
 def _write_gemma3(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: Mapping[str, Any]) -> None:
@@ -136,16 +137,51 @@ def _write_gemma3(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: M
     writer.add_vision_projector_scale_factor(side // int(content["mm_tokens_per_image"] ** 0.5))
 
 
+def _write_qwen3_vl(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: Mapping[str, Any]) -> None:
+    vision = content["vision_config"]
+    writer.add_clip_projector_type(gguf.VisionProjectorType.QWEN3VL)
+    writer.add_vision_use_gelu(True)
+    writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
+    writer.add_vision_attention_layernorm_eps(content["text_config"]["rms_norm_eps"])
+    deep = vision["deepstack_visual_indexes"]
+    writer.add_vision_is_deepstack_layers([layer in deep for layer in range(vision["depth"])])
+    _write_pixels(writer, images)
+
+
+def _write_pixels(writer: gguf.GGUFWriter, images: Mapping[str, Any]) -> None:
+    writer.add_uint32("clip.vision.image_min_pixels", images["size"]["shortest_edge"])
+    writer.add_uint32("clip.vision.image_max_pixels", images["size"]["longest_edge"])
+
+
+def _write_llava(writer: gguf.GGUFWriter, content: Mapping[str, Any], images: Mapping[str, Any]) -> None:
+    """As the older convert_image_encoder_to_gguf.py."""
+    writer.add_string("clip.projector_type", "mlp")
+    writer.add_bool("clip.has_llava_projector", True)
+    writer.add_vision_attention_layernorm_eps(content["vision_config"]["layer_norm_eps"])
+    writer.add_vision_use_gelu(content["vision_config"]["hidden_act"] == "gelu")
+
+
 _MMPROJ_KEYS = {
+    "llava": _write_llava,
+    "qwen3_vl": _write_qwen3_vl,
     "gemma3": _write_gemma3,
     "idefics3": _write_idefics3, "smolvlm": _write_idefics3, "qwen2_vl": _write_qwen2_vl, "qwen2_5_vl": _write_qwen2_vl,
 }  # fmt: skip
-_ARCHITECTURES = {"qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {
+    "qwen2_vl_text": "qwen2vl",
+    "qwen2_5_vl_text": "qwen2vl",
+    "gemma3_text": "gemma3",
+    "qwen3_vl_text": "qwen3vl",
+}
 
 
 def _vision_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of a tower by usual names."""
     vision = {"image_size": 560, **content["vision_config"]}
+    if "num_position_embeddings" in vision:
+        vision["image_size"] = int(vision["num_position_embeddings"] ** 0.5) * vision["patch_size"]
+    if content["model_type"] == "llava":
+        vision["num_hidden_layers"] -= 1
     names = {"num_heads": "num_attention_heads", "depth": "num_hidden_layers"}
     vision |= {usual: vision[name] for name, usual in names.items() if name in vision}
     if "embed_dim" in vision:
@@ -155,24 +191,50 @@ def _vision_sizes(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _published(name: str) -> str:
     """Return the name of a parameter in the folders that were published, which the converter knows."""
+    if "visual." in name:
+        return name.removeprefix("model.")
     whole = name if "vision_tower.vision_model" in name else name.replace("vision_tower.", "vision_tower.vision_model.")
     return whole.replace("_weight", ".weight")
 
 
-def _split(name: str, array: Any) -> list[tuple[str, Any]]:
-    """Return the tensors of a parameter: query, key and value apart, and frames apart."""
-    if ".qkv." in name:
+def _parts(name: str, array: Any, content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the tensors of a parameter, by their own names or those that the package knows."""
+    if ".qkv." in name and content["model_type"] != "qwen3_vl":
         return [(name.replace("qkv", each), part) for each, part in zip("qkv", np.split(array, 3), strict=True)]
     if array.ndim == 5:
         return [("v.patch_embd.weight", array[:, :, 0]), ("v.patch_embd.weight.1", array[:, :, 1])]
+    if content["model_type"] == "qwen3_vl":
+        return [(_name_in_qwen3_vl(name, content["vision_config"]["deepstack_visual_indexes"]), array)]
+    if content["model_type"] == "llava":
+        # The last layer is not read; those that widen and narrow are exchanged.
+        last = f".layers.{content['vision_config']['num_hidden_layers'] - 1}."
+        if last in name or "post_layernorm" in name:
+            return []
+        for own, other in (("linear_1", "mm.0"), ("linear_2", "mm.2")):
+            name = name.replace(f"multi_modal_projector.{own}", other)
+        if ".mlp." in name:
+            layer = name.partition(".layers.")[2].partition(".")[0]
+            name = f"v.blk.{layer}.{'ffn_down' if 'fc1' in name else 'ffn_up'}.{name.rpartition('.')[2]}"
+        return [(name, array)]
     return [(name, array + 1 if "soft_emb_norm" in name else array)]
+
+
+def _name_in_qwen3_vl(name: str, deep: list[int]) -> str:
+    module, _, kind = name.removeprefix("visual.").rpartition(".")
+    parts = {"merger.norm": "v.post_ln", "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2"}
+    if module.startswith("deepstack_merger_list."):
+        index, _, part = module.removeprefix("deepstack_merger_list.").partition(".")
+        return f"v.deepstack.{deep[int(index)]}.{part.removeprefix('linear_')}.{kind}"
+    if module == "patch_embed.proj":
+        return f"v.patch_embd.{kind}"
+    return f"{parts[module]}.{kind}" if module in parts else name
 
 
 def _name_in_text(name: str) -> str | None:
     """Return the name of a parameter in the model of texts within a model that sees; None for those of its vision."""
     if any(part in name for part in ("visual.", "vision_tower", "vision_model", "connector", "multi_modal_projector")):
         return None
-    return name.removeprefix("language_model.").replace("model.text_model.", "model.")
+    return name.replace("language_model.", "").replace("model.text_model.", "model.")
 
 
 def _written(writer: gguf.GGUFWriter, file: Path) -> Path:

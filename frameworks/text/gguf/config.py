@@ -16,7 +16,7 @@ _ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
 }
 # Text decoders of models that see, which have the tensors of another.
-_OF_VISION = {"qwen2vl": "qwen2"}
+_OF_VISION = {"qwen2vl": "qwen2", "qwen3vl": "qwen3"}
 _DEFAULT_ROPE_BASE = 10_000.0
 # Of Gemma 3, as llama.cpp has them: one layer of so many sees the whole text; the largest model scales by another size.
 _PERIOD, _LAYERS_OF_LARGEST = 6, 62
@@ -159,6 +159,7 @@ def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
     sections = file.numbers(f"{architecture}.rope.dimension_sections")
     if sections is not None:
         rope["mrope_section"] = [int(each) for each in sections[:3]]
+        rope |= {"mrope_interleaved": True} if architecture == "qwen3vl" else {}
     key = f"{architecture}.rope.scaling"
     kind = file.text(f"{key}.type", "none")
     old_factor = file.number(f"{architecture}.rope.scale_linear", 1.0)

@@ -6,323 +6,118 @@ parameter. Names, keys and defaults are those of llama.cpp (conversion/ and tool
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.gguf.config import read_config
 from frameworks.text.gguf.header import GgufFile
 from frameworks.text.gguf.special_tokens import TOKENS
+from frameworks.text.gguf.vision_towers import (
+    KEY,
+    Parameters,
+    Tower,
+    VisionParameter,
+    encoder_config,
+    encoder_parameters,
+    linear_parameters,
+    norm_parameters,
+    qwen_block_parameters,
+    qwen_intermediate_size,
+    read_tower,
+    size_of,
+)
 
-_KEY = "clip.vision"
-_IMAGE_TOKEN = "<image>"  # noqa: S105 - of a vocabulary
 _LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # of Pillow
-Join = Literal["rows", "frames"]
-"""How several tensors make one parameter: one after the other, or as neighbours in its third dimension."""
-
-
-@dataclass(frozen=True, slots=True)
-class VisionParameter:
-    """The tensors of one parameter, all of the same shape in torch's order. `is_less_one`: the parameter is 1 less."""
-
-    tensors: tuple[str, ...]
-    shape: tuple[int, ...]
-    join: Join = "rows"
-    is_less_one: bool = False
-
-
-_Parameters = dict[str, VisionParameter]
 
 
 @dataclass(frozen=True, slots=True)
 class VisionPart:
     """`config`: the content of config.json of the whole model. `processor`: of processor_config.json. `text_prefix`:
     before the names of the parameters of the text decoder, where a model of texts has `model.`. `parameters`: those of
-    the mmproj file, by name. `tokens`: attributes of the tokenizer that the processor reads.
+    the mmproj file. `tokens`: attributes of the tokenizer that the processor reads.
     """
 
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
     text_prefix: str
-    parameters: Mapping[str, VisionParameter]
+    parameters: Parameters
     tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tower:
-    """The sizes of a vision transformer. `image`, `patch`: pixels of a side."""
+class _Files:
+    """The headers of both files, and what they state. `config`: of the text decoder."""
 
-    hidden: int
-    feed_forward: int
-    layers: int
-    heads: int
-    image: int
-    patch: int
-    norm_epsilon: float
-    activation: str
-    mean: list[float]
-    deviation: list[float]
+    text: GgufFile
+    projector: GgufFile
+    tower: Tower
+    config: dict[str, Any]
 
     @property
-    def patches_of_side(self) -> int:
-        return self.image // self.patch
+    def text_size(self) -> int:
+        """Of a vector that takes the place of a token's embedding."""
+        found: int = self.config["hidden_size"]
+        return found
+
+    def token_id(self, token: str) -> int:
+        """Raises InvalidModel where the vocabulary does not have it."""
+        try:
+            return self.text.strings(TOKENS).index(token)
+        except ValueError:
+            raise self.text.wrong(TOKENS, f"the token {token} for images", None) from None
+
+    def size(self, name: str, default: int | None = None) -> int:
+        return size_of(self.projector, name, default)
+
+    def whole(self, architecture: str, model_type: str, **more: Any) -> dict[str, Any]:
+        """Return the config of the whole model."""
+        own = {name: value for name, value in self.config.items() if name != "architectures"}
+        names = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+        shared = {name: self.config[name] for name in names}
+        return {"architectures": [architecture], "model_type": model_type, "text_config": own, **shared, **more}
+
+    def images(self, kind: str, **settings: Any) -> dict[str, Any]:
+        """Return the settings of a processor of images."""
+        return {
+            "image_processor_type": kind,
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": self.tower.image_mean,
+            "image_std": self.tower.image_std,
+            **settings,
+        }
 
 
 def read_vision(text: GgufFile, file: GgufFile) -> VisionPart:
-    """`text`: the header of the language model, as `read_gguf` checks it. `file`: of the mmproj file.
+    """`text`: the header of the language model. `file`: of the mmproj file.
 
-    Raises InvalidModel for a projector that is not served, and where both files do not fit, a tensor is missing,
-    unknown, or of another shape than the metadata say.
+    Raises InvalidModel for a language model or a projector that is not served, and where both files do not fit, a
+    tensor is missing, unknown, or of another shape than the metadata say.
     """
     if file.text("general.architecture") != "clip" or not file.flag("clip.has_vision_encoder", False):
-        raise file.wrong("general.architecture", "clip, with a vision encoder", file.metadata["general.architecture"])
+        found = file.text("general.architecture")
+        raise file.wrong("general.architecture", "clip with clip.has_vision_encoder", found)
     kind = file.text("clip.projector_type") or ""
     if kind not in _PROJECTORS:
         raise file.wrong("clip.projector_type", f"one of {', '.join(_PROJECTORS)}", kind or None)
-    tower = _read_tower(file)
-    config = read_config(text, has_vision=True)
-    hidden = file.integer(f"{_KEY}.projection_dim")
-    if hidden != config["hidden_size"]:
-        raise file.wrong(f"{_KEY}.projection_dim", f"{config['hidden_size']}, as {text.path.name} has", hidden)
-    found = _PROJECTORS[kind](text, file, tower, config)
-    _check(file, found.parameters)
-    return found
+    part = _PROJECTORS[kind](_Files(text, file, read_tower(file), read_config(text, has_vision=True)))
+    _check(file, part.parameters, text)
+    return part
 
 
-def _read_tower(file: GgufFile) -> _Tower:
-    layers = file.integer(f"{_KEY}.block_count")
-    if layers > len(file.tensors):
-        raise file.wrong(f"{_KEY}.block_count", f"at most {len(file.tensors)} as tensors", layers)
-    activation = "gelu_pytorch_tanh" if file.flag("clip.use_gelu", False) else "quick_gelu"
-    return _Tower(
-        _size(file, "embedding_length"),
-        _size(file, "feed_forward_length"),
-        layers,
-        _size(file, "attention.head_count"),
-        _size(file, "image_size"),
-        _size(file, "patch_size"),
-        file.number(f"{_KEY}.attention.layer_norm_epsilon"),
-        "silu" if file.flag("clip.use_silu", False) else activation,
-        _channels(file, "image_mean"),
-        _channels(file, "image_std"),
-    )
-
-
-def _size(file: GgufFile, name: str, default: int | None = None) -> int:
-    key = f"{_KEY}.{name}"
-    found = file.integer(key, default)
-    if not found:
-        raise file.wrong(key, "at least 1", found)
-    return found
-
-
-def _channels(file: GgufFile, name: str) -> list[float]:
-    key = f"{_KEY}.{name}"
-    found = file.numbers(key)
-    if found is None or len(found) != 3:
-        raise file.wrong(key, "three numbers", found)
-    return found
-
-
-def _token(text: GgufFile, name: str) -> int:
-    try:
-        return text.strings(TOKENS).index(name)
-    except ValueError:
-        raise text.wrong(TOKENS, f"the token {name} for its images", None) from None
-
-
-def _siglip(tower: _Tower) -> dict[str, Any]:
-    """Return the config of SigLIP's transformer."""
-    return {
-        "hidden_size": tower.hidden,
-        "intermediate_size": tower.feed_forward,
-        "num_hidden_layers": tower.layers,
-        "num_attention_heads": tower.heads,
-        "image_size": tower.image,
-        "patch_size": tower.patch,
-        "layer_norm_eps": tower.norm_epsilon,
-        "hidden_act": tower.activation,
-    }
-
-
-def _feed_forward_names(file: GgufFile, hidden: int) -> tuple[str, str]:
-    """Return the names of both layers: the one that widens, and the other. Older files have them exchanged."""
-    first = file.tensors.get("v.blk.0.ffn_up.weight")
-    is_swapped = first is not None and first.shape[0] == hidden != first.shape[-1]
-    return ("ffn_down", "ffn_up") if is_swapped else ("ffn_up", "ffn_down")
-
-
-def _encoder(file: GgufFile, tower: _Tower, prefix: str) -> _Parameters:
-    """Return the embeddings of patches, the layers of SigLIP's transformer, and the norm after them."""
-    hidden, wide, num_patches = tower.hidden, tower.feed_forward, tower.patches_of_side**2
-    up, down = _feed_forward_names(file, hidden)
-    patch, embeddings = (hidden, 3, tower.patch, tower.patch), f"{prefix}.embeddings"
-    found: _Parameters = {
-        f"{embeddings}.patch_embedding.weight": VisionParameter(("v.patch_embd.weight",), patch),
-        f"{embeddings}.patch_embedding.bias": VisionParameter(("v.patch_embd.bias",), (hidden,)),
-        f"{embeddings}.position_embedding.weight": VisionParameter(("v.position_embd.weight",), (num_patches, hidden)),
-    }
-    for layer in range(tower.layers):
-        path, block = f"{prefix}.encoder.layers.{layer}", f"v.blk.{layer}"
-        for name in "qkv":
-            found |= _linear(f"{path}.self_attn.{name}_proj", f"{block}.attn_{name}", hidden, hidden)
-        found |= _linear(f"{path}.self_attn.out_proj", f"{block}.attn_out", hidden, hidden)
-        found |= _linear(f"{path}.mlp.fc1", f"{block}.{up}", wide, hidden)
-        found |= _linear(f"{path}.mlp.fc2", f"{block}.{down}", hidden, wide)
-        for number in (1, 2):
-            found |= _norm(f"{path}.layer_norm{number}", f"{block}.ln{number}", hidden)
-    return found | _norm(f"{prefix}.post_layernorm", "v.post_ln", hidden)
-
-
-def _norm(path: str, tensor: str, size: int, kinds: tuple[str, ...] = ("weight", "bias")) -> _Parameters:
-    return {f"{path}.{kind}": VisionParameter((f"{tensor}.{kind}",), (size,)) for kind in kinds}
-
-
-def _linear(path: str, tensor: str, outputs: int, inputs: int) -> _Parameters:
-    weight, bias = (
-        VisionParameter((f"{tensor}.weight",), (outputs, inputs)),
-        VisionParameter((f"{tensor}.bias",), (outputs,)),
-    )
-    return {f"{path}.weight": weight, f"{path}.bias": bias}
-
-
-def _images(tower: _Tower, kind: str, **settings: Any) -> dict[str, Any]:
-    """Return the settings of a processor of images."""
-    return {
-        "image_processor_type": kind,
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": tower.mean,
-        "image_std": tower.deviation,
-        **settings,
-    }
-
-
-def _whole(text: dict[str, Any], architecture: str, model_type: str, **more: Any) -> dict[str, Any]:
-    """Return the config of a model around that of its text decoder."""
-    own = {name: value for name, value in text.items() if name != "architectures"}
-    shared = {name: text[name] for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")}
-    return {"architectures": [architecture], "model_type": model_type, "text_config": own, **shared, **more}
-
-
-def _idefics3(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, Any]) -> VisionPart:
-    """SmolVLM and Idefics 3: tiles of an image, each with its row and column."""
-    factor, prefix = _size(file, "projector.scale_factor", 2), "model.vision_model"
-    side = tower.patches_of_side
-    for token in ("<fake_token_around_image>", "<global-img>"):
-        _token(text, token)
-    vision = _siglip(tower)
-    whole = _whole(
-        config, "Idefics3ForConditionalGeneration", "idefics3", vision_config=vision, scale_factor=factor,
-        image_token_id=_token(text, _IMAGE_TOKEN),
-    )  # fmt: skip
-    longest = _size(file, "preproc_image_size", 4 * tower.image)
-    tiles = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tower.image}}
-    images = _images(
-        tower, "Idefics3ImageProcessor", **tiles, resample=_LANCZOS, do_image_splitting=True, do_pad=True
-    )  # fmt: skip
-    parameters = _encoder(file, tower, prefix)
-    parameters["model.connector.modality_projection.proj.weight"] = VisionParameter(
-        ("mm.model.fc.weight",), (config["hidden_size"], tower.hidden * factor * factor)
-    )
-    processor = {
-        "processor_class": "Idefics3Processor", "image_seq_len": (side // factor) ** 2, "image_processor": images,
-    }  # fmt: skip
-    return VisionPart(whole, processor, "model.text_model.", parameters)
-
-
-def _gemma3(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, Any]) -> VisionPart:
-    """Gemma 3: an image of a fixed size, whose patches are averaged."""
-    tokens = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    ids = {f"{name}_index": _token(text, token) for name, token in tokens.items()}
-    num_tokens = (tower.patches_of_side // _size(file, "projector.scale_factor", 4)) ** 2
-    vision = _siglip(tower) | {"model_type": "siglip_vision_model", "vision_use_head": False}
-    whole = _whole(
-        config, "Gemma3ForConditionalGeneration", "gemma3", vision_config=vision, mm_tokens_per_image=num_tokens, **ids
-    )
-    projector, size = "model.multi_modal_projector", {"height": tower.image, "width": tower.image}
-    parameters = _encoder(file, tower, "model.vision_tower")
-    parameters[f"{projector}.mm_input_projection_weight"] = VisionParameter(
-        ("mm.input_projection.weight",), (tower.hidden, config["hidden_size"])
-    )
-    parameters[f"{projector}.mm_soft_emb_norm.weight"] = VisionParameter(
-        ("mm.soft_emb_norm.weight",), (tower.hidden,), is_less_one=True
-    )
-    processor = {
-        "processor_class": "Gemma3Processor",
-        "image_seq_length": num_tokens,
-        "image_processor": _images(tower, "Gemma3ImageProcessor", size=size, resample=_BILINEAR),
-    }
-    return VisionPart(whole, processor, "model.language_model.", parameters, tokens)
-
-
-def _qwen2_vl(text: GgufFile, file: GgufFile, tower: _Tower, config: dict[str, Any]) -> VisionPart:
-    """Qwen2-VL and Qwen2.5-VL: images of any size, whose frames are taken in pairs."""
-    is_second = file.text("clip.projector_type") == "qwen2.5vl_merger"
-    name, class_name = ("qwen2_5_vl", "Qwen2_5_VL") if is_second else ("qwen2_vl", "Qwen2VL")
-    merge, hidden, prefix = _size(file, "spatial_merge_size", 2), tower.hidden, "model.visual"
-    vision: dict[str, Any] = {"depth": tower.layers, "num_heads": tower.heads, "patch_size": tower.patch}
-    vision |= {"in_channels": 3, "spatial_merge_size": merge, "temporal_patch_size": 2, "hidden_act": tower.activation}
-    up, down = _feed_forward_names(file, hidden)
-    first = file.tensors.get(f"v.blk.0.{up}.weight")
-    wide = tower.feed_forward if first is None else first.shape[0]  # the metadata of Qwen2-VL have another number
-    if is_second:
-        step = _size(file, "n_wa_pattern")
-        vision |= {"hidden_size": hidden, "intermediate_size": wide, "out_hidden_size": config["hidden_size"]}
-        vision |= {"window_size": _size(file, "window_size", 112)}
-        vision |= {"fullatt_block_indexes": list(range(step - 1, tower.layers, step))}
-    else:
-        vision |= {"embed_dim": hidden, "hidden_size": config["hidden_size"], "mlp_ratio": wide // hidden}
-    frames = ("v.patch_embd.weight", "v.patch_embd.weight.1")
-    patch = VisionParameter(frames, (hidden, 3, tower.patch, tower.patch), "frames")
-    parameters = {f"{prefix}.patch_embed.proj.weight": patch}
-    layer_norm = ("weight",) if is_second else ("weight", "bias")
-    for layer in range(tower.layers):
-        path, block = f"{prefix}.blocks.{layer}", f"v.blk.{layer}"
-        for kind, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
-            parts = tuple(f"{block}.attn_{each}.{kind}" for each in "qkv")
-            parameters[f"{path}.attn.qkv.{kind}"] = VisionParameter(parts, shape)
-        linears = [(f"{path}.attn.proj", f"{block}.attn_out", hidden, hidden)]
-        if is_second:
-            linears += [(f"{path}.mlp.gate_proj", f"{block}.ffn_gate", wide, hidden)]
-        names = ("up_proj", "down_proj") if is_second else ("fc1", "fc2")
-        linears += [(f"{path}.mlp.{names[0]}", f"{block}.{up}", wide, hidden)]
-        linears += [(f"{path}.mlp.{names[1]}", f"{block}.{down}", hidden, wide)]
-        for linear in linears:
-            parameters |= _linear(*linear)
-        for number in (1, 2):
-            parameters |= _norm(f"{path}.norm{number}", f"{block}.ln{number}", hidden, layer_norm)
-    merged = hidden * merge * merge
-    parameters |= _norm(f"{prefix}.merger.ln_q", "v.post_ln", hidden, layer_norm)
-    parameters |= _linear(f"{prefix}.merger.mlp.0", "mm.0", merged, merged)
-    parameters |= _linear(f"{prefix}.merger.mlp.2", "mm.2", config["hidden_size"], merged)
-    tokens = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
-    tokens |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
-    ids = {key: _token(text, token) for key, token in tokens.items()}
-    own = config | {"model_type": f"{name}_text"}
-    whole = _whole(own, f"{class_name}ForConditionalGeneration", name, vision_config=vision, **ids)
-    pixels = {"shortest_edge": _size(file, "image_min_pixels", 56 * 56)}
-    pixels |= {"longest_edge": _size(file, "image_max_pixels", 28 * 28 * 16384)}
-    sizes = {"size": pixels, "patch_size": tower.patch, "merge_size": merge, "temporal_patch_size": 2}
-    processor = {
-        "processor_class": f"{class_name}Processor",
-        "image_processor": _images(tower, "Qwen2VLImageProcessor", **sizes, resample=_BICUBIC),
-        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", **sizes},
-    }
-    return VisionPart(whole, processor, "model.language_model.", parameters)
-
-
-def _check(file: GgufFile, parameters: Mapping[str, VisionParameter]) -> None:
+def _check(file: GgufFile, parameters: Parameters, text: GgufFile) -> None:
     """Compare the tensors of the file with those of the parameters."""
     known = {tensor: parameter.shape for parameter in parameters.values() for tensor in parameter.tensors}
     for name, shape in known.items():
         found = file.tensors.get(name)
         if found is None or found.shape != shape:
-            got = "none" if found is None else f"the shape {list(found.shape)}"
+            got = "none" if found is None else f"{list(found.shape)}"
             raise InvalidModel(
-                f"{file.path}: tensor {name}: expected the shape {list(shape)} by the metadata, got {got}"
+                f"{file.path}: tensor {name}: expected the shape {list(shape)} by its metadata and those of "
+                f"{text.path.name}, got {got}; do both files belong to one model?"
             )
         if len(shape) != 2 and not found.block_type.is_plain:
             raise InvalidModel(f"{file.path}: tensor {name}: expected F32 or F16, got {found.block_type.name}")
@@ -334,9 +129,166 @@ def _check(file: GgufFile, parameters: Mapping[str, VisionParameter]) -> None:
         )
 
 
-_PROJECTORS: dict[str, Callable[[GgufFile, GgufFile, _Tower, dict[str, Any]], VisionPart]] = {
-    "idefics3": _idefics3,
-    "gemma3": _gemma3,
-    "qwen2vl_merger": _qwen2_vl,
-    "qwen2.5vl_merger": _qwen2_vl,
+def _idefics3(files: _Files) -> VisionPart:
+    """SmolVLM and Idefics 3: tiles of an image, each with its row and column."""
+    tower, factor = files.tower, files.size("projector.scale_factor", 2)
+    for token in ("<fake_token_around_image>", "<global-img>"):
+        files.token_id(token)
+    whole = files.whole(
+        "Idefics3ForConditionalGeneration",
+        "idefics3",
+        vision_config=encoder_config(tower),
+        scale_factor=factor,
+        image_token_id=files.token_id("<image>"),
+    )
+    parameters = encoder_parameters(files.projector, tower, "model.vision_model")
+    parameters["model.connector.modality_projection.proj.weight"] = VisionParameter(
+        ("mm.model.fc.weight",), (files.text_size, tower.hidden_size * factor * factor)
+    )
+    longest = files.size("preproc_image_size", 4 * tower.image_size)
+    tiles = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tower.image_size}}
+    processor = {
+        "processor_class": "Idefics3Processor",
+        "image_seq_len": (tower.patches_of_side // factor) ** 2,
+        "image_processor": files.images(
+            "Idefics3ImageProcessor", **tiles, resample=_LANCZOS, do_image_splitting=True, do_pad=True
+        ),
+    }
+    return VisionPart(whole, processor, "model.text_model.", parameters)
+
+
+def _gemma3(files: _Files) -> VisionPart:
+    """Gemma 3: an image of a fixed size, whose patches are averaged."""
+    tower, projector = files.tower, "model.multi_modal_projector"
+    tokens = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    num_tokens = (tower.patches_of_side // files.size("projector.scale_factor", 4)) ** 2
+    whole = files.whole(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        vision_config=encoder_config(tower, model_type="siglip_vision_model", vision_use_head=False),
+        mm_tokens_per_image=num_tokens,
+        **{f"{name}_index": files.token_id(token) for name, token in tokens.items()},
+    )
+    parameters = encoder_parameters(files.projector, tower, "model.vision_tower")
+    parameters[f"{projector}.mm_input_projection_weight"] = VisionParameter(
+        ("mm.input_projection.weight",), (tower.hidden_size, files.text_size)
+    )
+    parameters[f"{projector}.mm_soft_emb_norm.weight"] = VisionParameter(
+        ("mm.soft_emb_norm.weight",), (tower.hidden_size,), is_less_one=True
+    )
+    size = {"height": tower.image_size, "width": tower.image_size}
+    processor = {
+        "processor_class": "Gemma3Processor",
+        "image_seq_length": num_tokens,
+        "image_processor": files.images("Gemma3ImageProcessor", size=size, resample=_BILINEAR),
+    }
+    return VisionPart(whole, processor, "model.language_model.", parameters, tokens)
+
+
+def _llava(files: _Files) -> VisionPart:
+    """LLaVA 1.5: CLIP's patches of a square image. The file lacks the layers behind those that are read."""
+    tower, projector = files.tower, "model.multi_modal_projector"
+    kind = files.projector.text(f"{KEY}.mm_patch_merge_type", "flat")
+    if kind != "flat":
+        raise files.projector.wrong(f"{KEY}.mm_patch_merge_type", "flat", kind)
+    whole = files.whole(
+        "LlavaForConditionalGeneration",
+        "llava",
+        vision_config=encoder_config(tower, model_type="clip_vision_model"),
+        vision_feature_layer=-1,
+        image_seq_length=tower.patches_of_side**2,
+        image_token_index=files.token_id("<image>"),
+    )
+    parameters = encoder_parameters(files.projector, tower, "model.vision_tower", is_clip=True)
+    parameters |= linear_parameters(f"{projector}.linear_1", "mm.0", files.text_size, tower.hidden_size)
+    parameters |= linear_parameters(f"{projector}.linear_2", "mm.2", files.text_size, files.text_size)
+    side = {"height": tower.image_size, "width": tower.image_size}
+    images = files.images(
+        "LlavaImageProcessor",
+        size={"shortest_edge": tower.image_size},
+        crop_size=side,
+        do_center_crop=True,
+        do_pad=True,
+        resample=_BICUBIC,
+    )
+    processor = {
+        "processor_class": "LlavaProcessor",
+        "patch_size": tower.patch_size,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": "<image>",
+        "image_processor": images,
+    }
+    return VisionPart(whole, processor, "model.language_model.", parameters)
+
+
+def _qwen_vl(files: _Files) -> VisionPart:
+    """Qwen2-VL to Qwen3-VL: images of any size, whose frames are taken in pairs."""
+    tower, file, prefix = files.tower, files.projector, "model.visual"
+    generation, model_type, name = _QWEN[file.text("clip.projector_type") or ""]
+    hidden, merge = tower.hidden_size, files.size("spatial_merge_size", 2)
+    wide, merged = qwen_intermediate_size(file, tower), hidden * merge * merge
+    vision: dict[str, Any] = {"depth": tower.num_layers, "num_heads": tower.num_heads, "patch_size": tower.patch_size}
+    vision |= {"in_channels": 3, "spatial_merge_size": merge, "temporal_patch_size": 2, "hidden_act": tower.hidden_act}
+    parameters = qwen_block_parameters(file, tower, prefix, generation)
+    if generation == "2":
+        vision |= {"embed_dim": hidden, "hidden_size": files.text_size, "mlp_ratio": wide // hidden}
+    else:
+        vision |= {"hidden_size": hidden, "intermediate_size": wide, "out_hidden_size": files.text_size}
+    if generation == "2.5":
+        period = files.size("n_wa_pattern")
+        vision["window_size"] = files.size("window_size", 112)
+        vision["fullatt_block_indexes"] = list(range(period - 1, tower.num_layers, period))
+    if generation == "3":
+        places, deep = tower.patches_of_side**2, _deep_layers(files)
+        vision |= {"num_position_embeddings": places, "deepstack_visual_indexes": deep}
+        parameters[f"{prefix}.patch_embed.proj.bias"] = VisionParameter(("v.patch_embd.bias",), (hidden,))
+        parameters[f"{prefix}.pos_embed.weight"] = VisionParameter(("v.position_embd.weight",), (places, hidden))
+        mergers = [(f"{prefix}.merger", "v.post_ln", "mm.0", "mm.2", hidden)]
+        for index, layer in enumerate(deep):
+            tensor = f"v.deepstack.{layer}"
+            path = f"{prefix}.deepstack_merger_list.{index}"
+            mergers.append((path, f"{tensor}.norm", f"{tensor}.fc1", f"{tensor}.fc2", merged))
+        for path, norm, first, second, size in mergers:
+            parameters |= norm_parameters(f"{path}.norm", norm, size)
+            parameters |= linear_parameters(f"{path}.linear_fc1", first, merged, merged)
+            parameters |= linear_parameters(f"{path}.linear_fc2", second, files.text_size, merged)
+    else:
+        kinds = ("weight",) if generation == "2.5" else ("weight", "bias")
+        parameters |= norm_parameters(f"{prefix}.merger.ln_q", "v.post_ln", hidden, kinds)
+        parameters |= linear_parameters(f"{prefix}.merger.mlp.0", "mm.0", merged, merged)
+        parameters |= linear_parameters(f"{prefix}.merger.mlp.2", "mm.2", files.text_size, merged)
+    tokens = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
+    tokens |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
+    ids = {key: files.token_id(token) for key, token in tokens.items()}
+    whole = files.whole(f"{name}ForConditionalGeneration", model_type, vision_config=vision, **ids)
+    whole["text_config"]["model_type"] = f"{model_type}_text"
+    # The bounds of their own processors, where the file states none.
+    pixels = {"shortest_edge": files.size("image_min_pixels", 56 * 56)}
+    pixels |= {"longest_edge": files.size("image_max_pixels", 28 * 28 * 16384)}
+    sizes = {"size": pixels, "patch_size": tower.patch_size, "merge_size": merge, "temporal_patch_size": 2}
+    processor = {
+        "processor_class": f"{name}Processor",
+        "image_processor": files.images("Qwen2VLImageProcessor", **sizes, resample=_BICUBIC),
+        "video_processor": {"video_processor_type": f"Qwen{generation[0]}VLVideoProcessor", **sizes},
+    }
+    return VisionPart(whole, processor, "model.language_model.", parameters)
+
+
+def _deep_layers(files: _Files) -> list[int]:
+    """Return the layers of the tower whose vectors are added in the text decoder."""
+    key, layers = f"{KEY}.is_deepstack_layers", files.tower.num_layers
+    found = files.projector.numbers(key) or [0.0] * layers
+    if len(found) != layers:
+        raise files.projector.wrong(key, f"a value for each of {layers} layers", f"{len(found)}")
+    return [layer for layer, is_deep in enumerate(found) if is_deep]
+
+
+_QWEN = {
+    "qwen2vl_merger": ("2", "qwen2_vl", "Qwen2VL"),
+    "qwen2.5vl_merger": ("2.5", "qwen2_5_vl", "Qwen2_5_VL"),
+    "qwen3vl_merger": ("3", "qwen3_vl", "Qwen3VL"),
 }
+_PROJECTORS: dict[str, Callable[[_Files], VisionPart]] = {
+    "idefics3": _idefics3, "gemma3": _gemma3, "mlp": _llava, **dict.fromkeys(_QWEN, _qwen_vl),
+}  # fmt: skip

@@ -135,9 +135,10 @@ class _VisionWeights:
         found = self._vision.parameters.get(parameter)
         if found is None:
             return self._text.packed(self._name_in_text(parameter))
+        if len(found.tensors) != 1:
+            return None
         tensor = self._tensors.file.tensors[found.tensors[0]]
-        is_one = len(found.tensors) == 1 and not tensor.block_type.is_plain
-        return self._tensors.packed(tensor) if is_one else None
+        return None if tensor.block_type.is_plain else self._tensors.packed(tensor)
 
     def plain(self, parameter: str) -> torch.Tensor | None:
         """As WeightSource.plain, in the shape and dtype of the file."""
@@ -145,6 +146,8 @@ class _VisionWeights:
         if found is None:
             return self._text.plain(self._name_in_text(parameter))
         tensors = [self._tensors.file.tensors[name] for name in found.tensors]
+        if not tensors:
+            return torch.zeros(found.shape)  # of a layer whose result is not read
         if len(tensors) == 1 and found.is_less_one:
             return self._tensors.floats(tensors[0]) - 1
         if len(tensors) == 1:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.generation.weights.packed.building import build_causal_model
 from frameworks.pytorch.packed_files import read_files
 from frameworks.text.gguf.folder import GgufFolders
@@ -24,7 +23,7 @@ from tests.support.engine_hosts import CPU
 from tests.support.gguf_files import write_gguf, write_mmproj
 from tests.support.models.vision.catalogue import MAKERS
 
-FAMILIES = ("smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl", "gemma3")
+FAMILIES = ("smolvlm", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava")
 
 
 def converted(folder: Path, name: str, kind: Kind, **options: Any) -> Path:
@@ -33,6 +32,10 @@ def converted(folder: Path, name: str, kind: Kind, **options: Any) -> Path:
     original.mkdir()
     target.mkdir()
     MAKERS[name](original)
+    if name == "llava":
+        # Its files do not state what their processor does.
+        file = original / "processor_config.json"
+        file.write_text(file.read_text().replace('"do_pad": false', '"do_pad": true'))
     write_gguf(original, target / "model.gguf", kind)
     write_mmproj(original, target / "mmproj-model.gguf", kind, **options)
     return target
