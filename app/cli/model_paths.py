@@ -7,6 +7,7 @@ from pathlib import Path
 
 from app.config import ConfigError, ConfigIssue, Settings
 from frameworks.core.addresses import SourceAddress, is_address, parse_address
+from frameworks.core.files import is_gguf
 from frameworks.core.names import is_model_name, last_part
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.models.versions.version_folders import find_versions, framework_of
@@ -163,7 +164,7 @@ def _is_folder_of_ggufs(path: Path) -> bool:
     """Whether each GGUF file of a folder is a model: it has several, and no other weights."""
     if not path.is_dir() or (path / "model.onnx").exists() or any(path.glob("*.safetensors")):
         return False
-    return len(list(islice(path.glob(f"*{_GGUF}"), 2))) > 1
+    return len(list(islice((each for each in path.glob(f"*{_GGUF}") if is_gguf(each)), 2))) > 1
 
 
 def _read_entry(path: Path) -> ModelEntry | None:

@@ -16,6 +16,8 @@ _GRAPH_FOLDER = "onnx"
 """The folder of the graphs in a repository of a hub, beside the weights of PyTorch."""
 _DESCRIPTIONS = ("config.json", "tokenizer.json", "preprocessor_config.json")
 
+_GGUF = ".gguf"
+
 _DIGEST_BYTES = 16
 # An unchanged file is not read again at a reload; a large model has gigabytes.
 _known: dict[tuple[str, int, int, int], str] = {}
@@ -117,3 +119,13 @@ def refuse_unknown(file: Path, content: Mapping[str, Any], known: Collection[str
         raise InvalidModel(
             f"{file}: {str(unknown)[:100]}: expected a known key, got another; this setting is not served"
         )
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a file is named as a language model in GGUF, and not as the vision part of one (mmproj)."""
+    return path.suffix.lower() == _GGUF and not is_projector(path)
+
+
+def is_projector(path: Path) -> bool:
+    """Return whether a file is named as the vision part of a language model in GGUF."""
+    return path.suffix.lower() == _GGUF and "mmproj" in path.name.lower()

@@ -7,7 +7,9 @@ from gguf import GGMLQuantizationType as Kind
 
 from app.cli.commands import main
 from tests.e2e.server import MODELS, READY_WITHIN_S, serving, wait_until
-from tests.support.gguf_files import write_gguf
+from tests.frameworks.pytorch.generation.vision.seeing import IMAGES, data_url
+from tests.support.gguf_files import write_gguf, write_mmproj
+from tests.support.models.vision.catalogue import MAKERS
 
 QUESTION = [{"role": "user", "content": "What is a list?"}]
 
@@ -35,6 +37,27 @@ dtype = "f32"
                 del answer["model_name"], answer["latency_ms"]
             assert one == other
             assert one["text"]
+
+
+def test_vision_part_beside_file_reads_images(tmp_path: Path) -> None:
+    original, converted = tmp_path / "original", tmp_path / "converted"
+    for folder in (original, converted):
+        folder.mkdir()
+    MAKERS["smolvlm"](original)
+    write_gguf(original, converted / "model.gguf", Kind.F32)
+    write_mmproj(original, converted / "mmproj-model.gguf", Kind.F32)
+    entries = f'[models]\ncache_dir = "{tmp_path / "cache"}"\n'
+    for name, folder in (("folder", original), ("files", converted)):
+        entries += f'[[models.torch_models]]\nname = "{name}"\npath = "{folder}"\ndtype = "f32"\n'
+    picture = {"type": "image_url", "image_url": {"url": data_url(IMAGES[0])}}
+    talk = [{"role": "user", "content": [picture, {"type": "text", "text": "tell me"}]}]
+    with serving(tmp_path, entries) as server:
+        server.wait_ready()
+        one, other = (server.infer(name, messages=talk, max_tokens=16, temperature=0) for name in ("folder", "files"))
+        assert one["text"] == other["text"] != ""
+        listed = {each["id"]: each["capabilities"] for each in server.client.get("/v1/models").json()["data"]}
+        assert "vision" in listed["files"]
+        server.check_log()
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.e2e.server import MODELS, WAIT_S, RunningServer, assert_refused, serving
-from tests.frameworks.pytorch.generation.vision.seeing import IMAGES, Reference, conversation, image
+from tests.frameworks.pytorch.generation.vision.seeing import IMAGES, Reference, conversation, data_url, image
 from tests.support.models.vision.catalogue import MAKERS
 
 FAMILIES = ("smolvlm", "gemma3", "mllama")
@@ -55,10 +55,6 @@ def _text_of(folder: Path, token_ids: list[int]) -> str:
     from tokenizers import Tokenizer
 
     return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(token_ids))
-
-
-def data_url(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 def openai_message(count: int) -> dict[str, Any]:

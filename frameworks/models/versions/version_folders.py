@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from frameworks.core.files import find_graph
+from frameworks.core.files import find_graph, is_gguf
 from frameworks.core.settings.entry_values import VersionPolicy
 from frameworks.sources.contract import Framework
 
@@ -84,19 +84,18 @@ def _state_of(file: Path) -> tuple[str, int, int, int] | None:
     return str(file), state.st_size, state.st_mtime_ns, state.st_ino
 
 
-GGUF = ".gguf"
 EXPECTED_FILES = "an .onnx or .gguf file, or a folder with model.onnx, onnx/model.onnx, *.safetensors or one .gguf file"
 
 
 def framework_of(path: Path) -> Framework | None:
     """Return the framework of one version, a file or a folder; None if it is no model. Blocks."""
     if path.is_file():
-        return "onnx" if path.suffix == ".onnx" else "pytorch" if path.suffix.lower() == GGUF else None
+        return "onnx" if path.suffix == ".onnx" else "pytorch" if is_gguf(path) else None
     graph = find_graph(path)
     if graph is not None and graph.parent == path:
         return "onnx"
     try:
-        has_weights = any(each.suffix == ".safetensors" or each.suffix.lower() == GGUF for each in path.iterdir())
+        has_weights = any(each.suffix == ".safetensors" or is_gguf(each) for each in path.iterdir())
     except OSError:  # absent, or not readable
         return None
     if has_weights:

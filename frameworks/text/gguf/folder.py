@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 
 from frameworks.core.errors import InvalidModel
+from frameworks.core.files import is_gguf, is_projector
 from frameworks.text.gguf.config import needs_vision, read_config, read_generation_config
 from frameworks.text.gguf.header import GgufFile, read_header
 from frameworks.text.gguf.tokenizer import read_tokenizer, read_tokenizer_config
@@ -18,7 +19,6 @@ _VERSION = 2
 _SUFFIX = ".gguf"
 _LONGEST_NAME = 60
 _PARTS = "split.count"
-_PROJECTOR = "mmproj"
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -29,7 +29,7 @@ def find_gguf(path: Path) -> Path | None:
     """
     if path.is_file():
         return path if path.suffix.lower() == _SUFFIX else None
-    return _only(path, [each for each in _files(path) if _PROJECTOR not in each.name.lower()], "GGUF file")
+    return _only(path, [each for each in _files(path) if is_gguf(each)], "GGUF file", "name one of them in path")
 
 
 def find_projector(path: Path) -> Path | None:
@@ -37,8 +37,8 @@ def find_projector(path: Path) -> Path | None:
 
     None where the path is a file or has none. Raises InvalidModel for a folder with several.
     """
-    found = [] if path.is_file() else [each for each in _files(path) if _PROJECTOR in each.name.lower()]
-    return _only(path, found, "mmproj file")
+    found = [] if path.is_file() else [each for each in _files(path) if is_projector(each)]
+    return _only(path, found, "mmproj file", "leave one of them in the folder")
 
 
 def _files(path: Path) -> list[Path]:
@@ -47,10 +47,10 @@ def _files(path: Path) -> list[Path]:
     return sorted(each for each in path.iterdir() if each.suffix.lower() == _SUFFIX and each.is_file())
 
 
-def _only(path: Path, found: list[Path], what: str) -> Path | None:
+def _only(path: Path, found: list[Path], what: str, remedy: str) -> Path | None:
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:5])
-        raise InvalidModel(f"{path}: expected one {what}, got {len(found)}: {names}; name one of them in path")
+        raise InvalidModel(f"{path}: expected one {what}, got {len(found)}: {names}; {remedy}")
     return found[0] if found else None
 
 

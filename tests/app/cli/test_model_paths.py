@@ -141,6 +141,13 @@ def test_each_of_several_gguf_files_is_model(folder: Path) -> None:
     assert names(folder, "one-gguf") == ([], ["one-gguf"])
 
 
+def test_vision_part_of_gguf_file_is_no_model(folder: Path) -> None:
+    (folder / "one-gguf" / "mmproj-model-f16.gguf").touch()
+    assert names(folder, "one-gguf") == ([], ["one-gguf"])
+    (folder / "one-gguf" / "other.gguf").touch()
+    assert names(folder, "one-gguf") == ([], ["model", "other"])
+
+
 def test_names_of_folder_are_unique(folder: Path) -> None:
     (folder / "Qwen Q4_K_M.gguf").unlink()
     with pytest.raises(ConfigError, match='expected a unique name, got "bert" again'):

@@ -1,5 +1,6 @@
 """Conversations with images: the texts of transformers' `generate`, and those of a served model."""
 
+import base64
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +28,10 @@ def image(number: int, size: tuple[int, int] = SIZES[0]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 IMAGES = tuple(image(number, size) for number, size in enumerate(SIZES))

@@ -75,8 +75,9 @@ def test_quantized_files_read_images(tmp_path: Path, name: str) -> None:
     model.close()
 
 
-def test_file_alone_serves_texts(tmp_path: Path) -> None:
-    target = converted(tmp_path, "smolvlm", Kind.F32)
+@pytest.mark.parametrize("name", ["smolvlm", "gemma3"])
+def test_file_alone_serves_texts(tmp_path: Path, name: str) -> None:
+    target = converted(tmp_path, name, Kind.F32)
     both = load_generating(target, kv_cache_bytes=1 << 24, cache_dir=tmp_path)
     expected = texts_of(both, [sequence(both, 0, conversation([]))])
     both.close()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.generation.decoders.llama import LlamaDecoder
 from frameworks.pytorch.generation.weights.packed import building, modules, weight
-from frameworks.pytorch.generation.weights.packed.gguf_weights import GgufWeights
+from frameworks.pytorch.generation.weights.packed.gguf_weights import model_weights
 from frameworks.text.gguf.folder import read_gguf
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import alone, decoder_of, greedy_texts, load_generating, request
@@ -77,7 +77,7 @@ def test_weights_equal_llama_cpp(made_once: FolderMaker, monkeypatch: pytest.Mon
     """As the package of llama.cpp dequantizes them, whole and in pieces."""
     file = made_once(save_gguf, kind=kind, **SIZES["llama"]) / "model.gguf"
     expected = reference_model(file).state_dict()
-    source = GgufWeights(read_gguf(file))
+    source = model_weights(read_gguf(file))
     for elements in (1 << 18, 1000):
         monkeypatch.setattr(weight, "_PIECE_ELEMENTS", elements)
         for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight", "lm_head.weight"):
