@@ -61,6 +61,7 @@ from tools.bench.text_generation.generation_speculation import measure_draft_mod
 from tools.bench.text_generation.quantization import measure_quantization
 from tools.bench.text_generation.streams import measure_streams
 from tools.bench.text_generation.vision import measure_vision
+from tools.bench.text_generation.vision_llama_cpp import measure_vision_llama_cpp
 
 _MODELS = ROOT / "models"
 
@@ -131,6 +132,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "vision": [lambda: measure_vision(folder)],
+        "vision-llama-cpp": [lambda: measure_vision_llama_cpp(folder)],
         "soak": [lambda: measure_soak(folder)],
         "hostile": [lambda: measure_hostile(folder)],
         "overload": [lambda: measure_overload(folder)],

@@ -94,9 +94,9 @@ class ModelEntry(BaseModel):
     aliases: Aliases = ()
     """Further names in requests, at most 64. No model has one of them as its name or alias. Default: none."""
     path: ModelPath
-    """ONNX: a file, or a folder with `model.onnx` or `onnx/model.onnx`. PyTorch: a Hugging Face folder, or a GGUF file.
-    Either may be a folder of version folders, `1/`, `2/`, or an address, like `hf://org/name@revision`. A relative path
-    starts at the folder of the config file."""
+    """ONNX: a file, or a folder with `model.onnx` or `onnx/model.onnx`. PyTorch: a Hugging Face folder, a
+    GGUF file, or a folder with one and its `mmproj` file. Each may be a folder of version folders, `1/`, `2/`, or an
+    address, like `hf://org/name@revision`. A relative path starts at the folder of the config file."""
     max_batch_size: Count | None = None
     """Maximum rows in one batch of this model. Of a language model: maximum texts that run at once. None: as in
     `[performance]`."""

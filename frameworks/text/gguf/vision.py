@@ -240,10 +240,10 @@ def _qwen_vl(files: _Files) -> VisionPart:
         vision["window_size"] = files.size("window_size", 112)
         vision["fullatt_block_indexes"] = list(range(period - 1, tower.num_layers, period))
     if generation == "3":
-        places, deep = tower.patches_of_side**2, _deep_layers(files)
-        vision |= {"num_position_embeddings": places, "deepstack_visual_indexes": deep}
+        positions, deep = tower.patches_of_side**2, _deep_layers(files)
+        vision |= {"num_position_embeddings": positions, "deepstack_visual_indexes": deep}
         parameters[f"{prefix}.patch_embed.proj.bias"] = VisionParameter(("v.patch_embd.bias",), (hidden,))
-        parameters[f"{prefix}.pos_embed.weight"] = VisionParameter(("v.position_embd.weight",), (places, hidden))
+        parameters[f"{prefix}.pos_embed.weight"] = VisionParameter(("v.position_embd.weight",), (positions, hidden))
         mergers = [(f"{prefix}.merger", "v.post_ln", "mm.0", "mm.2", hidden)]
         for index, layer in enumerate(deep):
             tensor = f"v.deepstack.{layer}"

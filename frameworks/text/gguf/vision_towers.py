@@ -1,4 +1,4 @@
-"""The vision transformers of mmproj files: their sizes, and which tensors make each parameter of transformers."""
+"""The vision transformers in mmproj files of GGUF: their sizes, and the tensors of each parameter of transformers."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -108,10 +108,10 @@ def encoder_config(tower: Tower, **more: Any) -> dict[str, Any]:
 def encoder_parameters(file: GgufFile, tower: Tower, prefix: str, *, is_clip: bool = False) -> Parameters:
     """Return the parameters of SigLIP's transformer, or of CLIP's: embeddings of patches, layers and norms."""
     hidden, wide, embeddings = tower.hidden_size, tower.intermediate_size, f"{prefix}.embeddings"
-    places = tower.patches_of_side**2 + int(is_clip)
+    positions = tower.patches_of_side**2 + int(is_clip)
     found: Parameters = {
         f"{embeddings}.patch_embedding.weight": VisionParameter(("v.patch_embd.weight",), tower.patch_shape),
-        f"{embeddings}.position_embedding.weight": VisionParameter(("v.position_embd.weight",), (places, hidden)),
+        f"{embeddings}.position_embedding.weight": VisionParameter(("v.position_embd.weight",), (positions, hidden)),
     }
     if is_clip:
         found[f"{embeddings}.class_embedding"] = VisionParameter(("v.class_embd",), (hidden,))

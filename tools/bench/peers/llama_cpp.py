@@ -23,7 +23,7 @@ _FOLDER = ROOT / ".bench" / "llama_cpp"
 _TARGETS = ("llama-server", "llama-quantize")
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_MTMD=OFF", "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_MTMD=ON", "-DLLAMA_BUILD_UI=OFF",
 )  # fmt: skip
 # Without the machine's own instructions llama.cpp uses AVX2, FMA, F16C and BMI2.
 _NATIVE, _AVX2 = "-DGGML_NATIVE=ON", "-DGGML_NATIVE=OFF"
@@ -34,7 +34,7 @@ _CONTEXT_TOKENS = 4096
 
 def binaries() -> Path:
     """Return the folder with `llama-server` and `llama-quantize`. Raises RuntimeError where they cannot be built."""
-    folder = _FOLDER / (f"build-{VERSION}-avx2" if is_masked() else f"build-{VERSION}")
+    folder = _FOLDER / f"build-{VERSION}-images{'-avx2' if is_masked() else ''}"
     programs = folder / "bin"
     if all((programs / name).is_file() for name in _TARGETS):
         return programs
@@ -57,15 +57,18 @@ def quantized(model: Path, kind: str) -> Path:
 
 
 @contextmanager
-def llama_server(model: Path, kind: str) -> Iterator[RunningServer]:
+def llama_server(model: Path, kind: str, projector: Path | None = None) -> Iterator[RunningServer]:
     """Start the server with `POST /v1/completions`, on the cores of servers, one thread for each.
 
-    `model`: a GGUF file of float32. `kind`: of the weights that are served. Raises RuntimeError if it does not run.
+    `model`: a GGUF file of float32. `kind`: of the weights that are served; F32: as they are. `projector`: the mmproj
+    file of a model that sees. Raises RuntimeError if it does not run.
     """
     path = model if kind == "F32" else quantized(model, kind)
     command = [str(binaries() / "llama-server"), "--model", str(path), "--host", "127.0.0.1", "--port", "{port}"]
     command += ["--parallel", str(_SLOTS), "--kv-unified", "--ctx-size", str(_CONTEXT_TOKENS), "--offline"]
     command += ["--threads", str(len(SERVER_CORES)), "--log-disable"]
+    if projector is not None:
+        command += ["--mmproj", str(projector), "--jinja"]
     with started(command, "/health") as server:
         yield server
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
 import numpy as np
 import orjson
 from PIL import Image
@@ -30,10 +31,10 @@ from tools.bench.shared.table import Row
 from tools.bench.text_generation.generation import serving
 from tools.bench.text_generation.streams import Running, percentile
 
-_LABEL = "SmolVLM of 256 M parameters' shape, f32"
-_SIDE = 512
-_CALLERS = 8
-_NEW_TOKENS = 32
+LABEL = "SmolVLM of 256 M parameters' shape"
+SIDE = 512
+CALLERS = 8
+NEW_TOKENS = 32
 _QUESTION_TOKENS = 20
 _ROUNDS = 3
 _REQUESTS, _PEER_REQUESTS, _TEXTS = 16, 8, 96
@@ -48,53 +49,67 @@ _TEMPLATE = (
 
 def measure_vision(folder: Path) -> list[Row]:
     """Measure on all cores, shared with the load."""
-    seeing, texts = _save(folder / "vision")
+    seeing, texts = save_seeing(folder / "vision")
     return [*_beside_peer(folder, seeing), _beside_text_model(folder, seeing, texts), *_beside_texts(folder, seeing)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """A server and the name of its model. `fields`: further members of each request."""
 
     server: RunningServer
     model: str
     fields: dict[str, Any]
 
-    def request(self, text: str, image: bytes | None, tokens: int = _NEW_TOKENS, **more: Any) -> bytes:
+    def request(self, text: str, image: bytes | None, tokens: int = NEW_TOKENS, **more: Any) -> bytes:
         """Return a greedy POST to /v1/chat/completions."""
+        return request_of("/v1/chat/completions", self.body(text, image, tokens, **more))
+
+    def body(self, text: str, image: bytes | None, tokens: int = NEW_TOKENS, **more: Any) -> bytes:
         content: list[dict[str, Any]] = []
         if image is not None:
             url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
             content.append({"type": "image_url", "image_url": {"url": url}})
         content.append({"type": "text", "text": text})
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
-        return request_of("/v1/chat/completions", orjson.dumps(body | self.fields | {"temperature": 0} | more))
+        return orjson.dumps(body | self.fields | {"temperature": 0} | more)
+
+    def text(self, question: str, image: bytes) -> str:
+        """Return the answer to a question about an image."""
+        answer = httpx.post(
+            f"http://127.0.0.1:{self.server.port}/v1/chat/completions",
+            content=self.body(question, image),
+            headers={"content-type": "application/json"},
+            trust_env=False,
+            timeout=120,
+        )
+        return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
     def rate(self, count: int, seed: int, images: Iterator[bytes] | None) -> float:
         """Return the tokens per second of all callers; no prompt and no image occurs twice."""
-        prompts = mixed_prompts(count + _CALLERS, seed)
+        prompts = mixed_prompts(count + CALLERS, seed)
         requests = [self.request(each, None if images is None else next(images)) for each in prompts]
         with self.server.awake():
-            return count * _NEW_TOKENS / asyncio.run(closed_loop(self.server.port, requests, _CALLERS, count, _CALLERS))
+            return count * NEW_TOKENS / asyncio.run(closed_loop(self.server.port, requests, CALLERS, count, CALLERS))
 
 
-def _images() -> Iterator[bytes]:
+def image_files() -> Iterator[bytes]:
     """Yield files of random pixels, each once."""
     for seed in itertools.count():
-        pixels = np.random.default_rng(seed).integers(0, 256, (_SIDE // 8, _SIDE // 8, 3), dtype=np.uint8)
+        pixels = np.random.default_rng(seed).integers(0, 256, (SIDE // 8, SIDE // 8, 3), dtype=np.uint8)
         file = io.BytesIO()
-        Image.fromarray(pixels).resize((_SIDE, _SIDE)).save(file, "PNG")
+        Image.fromarray(pixels).resize((SIDE, SIDE)).save(file, "PNG")
         yield file.getvalue()
 
 
 def _beside_peer(folder: Path, model: Path) -> list[Row]:
-    images, seeds = _images(), itertools.count(1)
+    images, seeds = image_files(), itertools.count(1)
     with ExitStack() as stack:
-        ours = _Asked(enter(stack, serving(folder, model)), "llama", {"ignore_eos": True})
+        ours = Asked(enter(stack, serving(folder, model)), "llama", {"ignore_eos": True})
         measures: dict[str, Callable[[], float]] = {"ours": lambda: ours.rate(_REQUESTS, next(seeds), images)}
         peer = enter_peer(stack, "transformers serve", transformers_serve(model, continuous_batching=False))
         if peer is not None:
-            other = _Asked(peer, str(model), {})
+            other = Asked(peer, str(model), {})
             measures["peer"] = lambda: other.rate(_PEER_REQUESTS, next(seeds), images)
         rates = in_turn(measures, num_rounds(_ROUNDS))
         again = _second_question(ours, next(images))
@@ -102,11 +117,11 @@ def _beside_peer(folder: Path, model: Path) -> list[Row]:
     if peer is not None:
         found += f", {ratio(rates['ours'], rates['peer']):.2f} times transformers serve"
     compared = f"transformers serve {median(rates['peer']):.1f} tokens/s" if peer is not None else "no peer runs here"
-    what = f"{_LABEL}: {_CALLERS} callers, an image of {_SIDE} x {_SIDE} each, {_NEW_TOKENS} new tokens"
+    what = f"{LABEL}, f32: {CALLERS} callers, an image of {SIDE} x {SIDE} each, {NEW_TOKENS} new tokens"
     return [Row(what, found, "≥ 2.5 times", compared), again]
 
 
-def _second_question(ours: _Asked, image: bytes) -> Row:
+def _second_question(ours: Asked, image: bytes) -> Row:
     """Compare the times to first token of two questions about one image."""
     times: list[float] = []
     with ours.server.awake():
@@ -128,7 +143,7 @@ def _beside_text_model(folder: Path, seeing: Path, texts: Path) -> Row:
     seeds = itertools.count(1)
     with ExitStack() as stack:
         ways = {
-            name: _Asked(enter(stack, serving(folder, model)), "llama", {"ignore_eos": True})
+            name: Asked(enter(stack, serving(folder, model)), "llama", {"ignore_eos": True})
             for name, model in (("seeing", seeing), ("texts", texts))
         }
         seed = {name: itertools.count(next(seeds)) for name in ways}
@@ -137,7 +152,7 @@ def _beside_text_model(folder: Path, seeing: Path, texts: Path) -> Row:
             num_rounds(2 * _ROUNDS + 1),
         )
     return Row(
-        f"{_LABEL}: texts alone, {_CALLERS} callers, beside its text model alone",
+        f"{LABEL}, f32: texts alone, {CALLERS} callers, beside its text model alone",
         f"{ratio(rates['seeing'], rates['texts']):.3f} times",
         "≥ 0.98 times",
         f"{median(rates['seeing']):.0f} and {median(rates['texts']):.0f} tokens/s",
@@ -148,16 +163,16 @@ def _beside_texts(folder: Path, model: Path) -> list[Row]:
     with serving(folder, model) as server:
         gc.disable()  # the load's own pauses are not the server's
         try:
-            return asyncio.run(_texts_beside_images(_Asked(server, "llama", {"ignore_eos": True})))
+            return asyncio.run(_texts_beside_images(Asked(server, "llama", {"ignore_eos": True})))
         finally:
             gc.enable()
 
 
-async def _texts_beside_images(ours: _Asked) -> list[Row]:
+async def _texts_beside_images(ours: Asked) -> list[Row]:
     running = Running(ours.server.port, lambda text: ours.request(text, None, CONTEXT_TOKENS // 2, stream=True), [])
-    images = _images()
+    images = image_files()
     async with asyncio.TaskGroup() as group:
-        for text in mixed_prompts(_CALLERS, 0):
+        for text in mixed_prompts(CALLERS, 0):
             group.create_task(running.keep_one(text))
         await asyncio.sleep(5)
         quiet_from_s = time.perf_counter()
@@ -173,7 +188,7 @@ async def _texts_beside_images(ours: _Asked) -> list[Row]:
     own, alone = percentile(gaps, 0.99), percentile(quiet, 0.99)
     return [
         Row(
-            f"{_LABEL}: p99 between tokens of {_CALLERS} running texts while images keep arriving",
+            f"{LABEL}, f32: p99 between tokens of {CALLERS} running texts while images keep arriving",
             f"{own / alone:.2f} times the p99 without",
             "≤ 2.5 times",
             f"{own * 1e3:.0f} and {alone * 1e3:.0f} ms; the longest {gaps[-1] * 1e3:.0f} ms; first tokens of images "
@@ -182,7 +197,7 @@ async def _texts_beside_images(ours: _Asked) -> list[Row]:
     ]
 
 
-def _save(folder: Path) -> tuple[Path, Path]:
+def save_seeing(folder: Path) -> tuple[Path, Path]:
     """Write a model that sees, and its text model alone; return their folders."""
     import torch
     import transformers
@@ -209,7 +224,7 @@ def _save(folder: Path) -> tuple[Path, Path]:
         "intermediate_size": 3072,
         "num_hidden_layers": 12,
         "num_attention_heads": 12,
-        "image_size": _SIDE,
+        "image_size": SIDE,
         "patch_size": 16,
     }
     image_id = tokenizer.convert_tokens_to_ids("<image>")
@@ -224,7 +239,7 @@ def _save(folder: Path) -> tuple[Path, Path]:
         model.lm_head.weight[len(tokenizer) - len(_TOKENS) - 1 :] = 0
         alone.model.load_state_dict(model.model.text_model.state_dict())
         alone.lm_head.load_state_dict(model.lm_head.state_dict())
-    size = {"longest_edge": _SIDE}
+    size = {"longest_edge": SIDE}
     images = Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False)
     processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=64, chat_template=_TEMPLATE)
     for module, path in ((model, folder / "seeing"), (alone, folder / "texts")):
