@@ -49,7 +49,10 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    return pid in psutil.pids() and bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def followers_of(model: GeneratingModel) -> Followers:
@@ -117,6 +120,17 @@ def test_error_of_rank_fails_load(made_once: FolderMaker, tmp_path: Path, monkey
 
     monkeypatch.setattr(Followers, "_start", elsewhere)
     with pytest.raises(InvalidModel, match=r"config\.json"):
+        load_generating(made_once(save_causal_model), tensor_parallel=2, kernels="plain")
+    assert not children()
+
+
+def test_rank_that_ends_while_connecting_is_named(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        os.kill(children()[0], signal.SIGKILL)
+        raise RuntimeError("Gloo connectFullMesh failed: Connection closed by peer")
+
+    monkeypatch.setattr(rank_group, "_gloo", refuse)
+    with pytest.raises(ModelLost, match=r"rank 1 of 2 ended \(signal SIGKILL\)"):
         load_generating(made_once(save_causal_model), tensor_parallel=2, kernels="plain")
     assert not children()
 
