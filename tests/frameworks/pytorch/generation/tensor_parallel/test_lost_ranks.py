@@ -170,6 +170,17 @@ def test_failed_step_of_rank_is_named(model: GeneratingModel) -> None:
     soon(lambda: not any(map(is_running, followers.pids)))
 
 
+def test_step_after_failed_rank_is_lost(model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank has ended before the step is sent to it, and that was not noted yet."""
+    followers = followers_of(model)
+    followers._connections[1].send_bytes(b"\0\0\0\0\1\0\0\0")
+    soon(lambda: not is_running(followers.pids[1]))
+    monkeypatch.setattr(Followers, "check", lambda _: None)
+    model.add(request(1, range(9), 3))
+    with pytest.raises(ModelLost, match=r"(a rank|rank 2 of 3) failed: ValueError: not enough values"):
+        model.step()
+
+
 def test_halted_rank_fails_steps_in_time(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to the operations of rank 0 alone: the other rank has its own module."""
     monkeypatch.setattr(rank_group, "COLLECTIVE_S", 4.0)
