@@ -184,6 +184,8 @@ class VisionTrial:
             return ImageMask()
         first = ids.index(image_id)
         last = first + sum(1 for _ in takewhile(lambda token_id: token_id == image_id, ids[first:])) - 1
+        if last == first:
+            return ImageMask()
         if not self._is_seen(whole, inputs, states, last)[first:last].any():
             return ImageMask(sees_ahead=False)
         return ImageMask(True, bool(self._is_seen(whole, inputs, states, len(ids) - 1)[first:last].any()))

@@ -82,16 +82,24 @@ class Followers:
                 raise self.reason()
             if message != MET:
                 raise read_error(message)
-        self.send(b"go")
-
-    def send(self, message: bytes) -> None:
-        """Send a message to all ranks. Raises ModelLost where one has ended."""
         self.check()
         try:
-            for connection in self._connections:
-                connection.send_bytes(message)
+            self._send(b"go")
         except OSError as error:
             raise self.reason() from error
+
+    def send(self, message: bytes) -> None:
+        """Send a step to all ranks. Raises ModelLost where one has ended, with its reason."""
+        self.check()
+        try:
+            self._send(message)
+        except OSError as error:
+            self.reason()  # which is noted
+            raise self._lose("a rank has ended") from error
+
+    def _send(self, message: bytes) -> None:
+        for connection in self._connections:
+            connection.send_bytes(message)
 
     def check(self) -> None:
         """Raise ModelLost after the end of a rank."""

@@ -88,6 +88,7 @@ def _load(load: GeneratorLoad, followers: Followers) -> LoadedShard:
         followers.meet()
         return loaded
     except Exception as error:
-        if followers.group is not None and followers.group.is_broken:
+        # Without a group the ranks did not connect: one has ended.
+        if followers.group is None or followers.group.is_broken:
             raise followers.reason() from error
         raise

@@ -4,8 +4,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from frameworks.engine.process.wire.messages import Answer, Begun, Cancel, Counted, Counts, Ping, Pong, Proceed
+from frameworks.scheduling.batch import inline
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import PairRequest, TensorBatch, TextRequest
@@ -28,6 +30,13 @@ def tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(folder, config)
 
 
+@pytest.fixture
+def light_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each run be a light one, however busy the machine is."""
+    monkeypatch.setattr(inline, "LIGHT_S", 60.0)
+
+
+@pytest.mark.usefixtures("light_runs")
 @in_loop
 async def test_begun_is_left_out_before_answer() -> None:
     async with hosted(FakeSource(ArrayModel())) as link:
@@ -139,6 +148,7 @@ async def _all_answered(link: HostLink, count: int) -> None:
     await soon(lambda: len(link.of(Answer)) == count)
 
 
+@pytest.mark.usefixtures("light_runs")
 @in_loop
 async def test_answers_of_one_round_share_frame() -> None:
     async with hosted(FakeSource(ArrayModel())) as link:

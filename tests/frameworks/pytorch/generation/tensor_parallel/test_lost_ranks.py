@@ -49,7 +49,10 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    return pid in psutil.pids() and bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def followers_of(model: GeneratingModel) -> Followers:
@@ -121,6 +124,17 @@ def test_error_of_rank_fails_load(made_once: FolderMaker, tmp_path: Path, monkey
     assert not children()
 
 
+def test_rank_that_ends_while_connecting_is_named(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        os.kill(children()[0], signal.SIGKILL)
+        raise RuntimeError("Gloo connectFullMesh failed: Connection closed by peer")
+
+    monkeypatch.setattr(rank_group, "_gloo", refuse)
+    with pytest.raises(ModelLost, match=r"rank 1 of 2 ended \(signal SIGKILL\)"):
+        load_generating(made_once(save_causal_model), tensor_parallel=2, kernels="plain")
+    assert not children()
+
+
 def test_failed_rank_0_leaves_no_process(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise InvalidModel("rank 0 fails")
@@ -154,6 +168,17 @@ def test_failed_step_of_rank_is_named(model: GeneratingModel) -> None:
     with pytest.raises(ModelLost, match=r"(a rank|rank 2 of 3) failed: ValueError: not enough values"):
         model.step()
     soon(lambda: not any(map(is_running, followers.pids)))
+
+
+def test_step_after_failed_rank_is_lost(model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank has ended before the step is sent to it, and that was not noted yet."""
+    followers = followers_of(model)
+    followers._connections[1].send_bytes(b"\0\0\0\0\1\0\0\0")
+    soon(lambda: not is_running(followers.pids[1]))
+    monkeypatch.setattr(Followers, "check", lambda _: None)
+    model.add(request(1, range(9), 3))
+    with pytest.raises(ModelLost, match=r"(a rank|rank 2 of 3) failed: ValueError: not enough values"):
+        model.step()
 
 
 def test_halted_rank_fails_steps_in_time(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
