@@ -19,30 +19,15 @@ from frameworks.core.extras import install_command
 
 if TYPE_CHECKING:
     from app.config import ConfigError, LoadedSettings, Settings
-    from extensions.offline.contract import RunModel, RunModelDescription
+    from extensions.offline.contract import RunModel
     from extensions.offline.job import RunJob, RunResult
     from extensions.offline.output.into import Into
-    from extensions.offline.requests import RowSource
     from extensions.offline.served_model import ServerModel
     from extensions.offline.windows import WindowsRunner
 
 BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
 _MAX_NAMES = 10
-_MATCHING = "keypoint-matching"
-_FORBIDDEN = {
-    "model_name",
-    "version",
-    "input_data",
-    "inputs",
-    "text",
-    "image",
-    "prompt",
-    "messages",
-    "stream",
-    "n",
-    "logprobs",
-}
 
 
 def add_run(commands: Any) -> None:
@@ -287,13 +272,14 @@ def _connect(options: argparse.Namespace) -> "ServerModel":
 
 
 def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "RunJob":
+    from extensions.offline.chosen_rows import source_of
     from extensions.offline.contract import WrongCommand
     from extensions.offline.input.files import InputFile, find_files
     from extensions.offline.input.media_folder import find_media
     from extensions.offline.job import WINDOW_ROWS, RunJob
     from extensions.offline.media import WINDOW_ROWS as FILE_WINDOW_ROWS
 
-    source = _source(options, model.description)
+    source = source_of(options, model.description)
     window = options.window or (FILE_WINDOW_ROWS if source.reads_files else WINDOW_ROWS)
     if window < 1 or options.window == 0:
         raise WrongCommand(f"--window: expected 1 or more, got {options.window}")
@@ -308,36 +294,6 @@ def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") ->
     return RunJob(files, parts, source, options.errors, options.prefix, options.restart, window, into)
 
 
-def _source(options: argparse.Namespace, description: "RunModelDescription") -> "RowSource":
-    """Return the columns that the model reads. Raises WrongCommand."""
-    from extensions.offline.contract import WrongCommand
-    from extensions.offline.input.media_folder import COLUMN
-    from extensions.offline.requests import RowSource
-
-    infer_options = _infer_options(options)
-    root = options.file_root
-    if root is not None and (options.file_column is None or not root.is_dir()):
-        raise WrongCommand("--file-root: expected a folder, beside --file-column; correct the path or leave it out")
-    if options.files or options.file_column is not None:
-        column, root = (COLUMN, Path(options.input)) if options.files else (options.file_column, root)
-        return RowSource(column, {}, _media_field(description), infer_options, root)
-    is_tensor = bool(options.columns) and not description.reads
-    field = "inputs" if is_tensor else "prompt" if description.task == "generate" else "text"
-    return RowSource(options.column or "", _inputs(options.columns or ""), field, infer_options)
-
-
-def _media_field(description: "RunModelDescription") -> str:
-    """Return the field of a request for files. Raises WrongCommand."""
-    from extensions.offline.contract import WrongCommand
-
-    field = description.media
-    if field is None:
-        raise WrongCommand("MODEL: expected a model that reads files, got another; choose the rows with --column")
-    if description.task == _MATCHING:
-        raise WrongCommand(f"MODEL: {_MATCHING} reads two images for each row, which a run does not send; use /infer")
-    return field
-
-
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -346,25 +302,3 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
     return value
-
-
-def _inputs(columns: str) -> dict[str, str]:
-    """Return input name → column of `--columns a,b=column`."""
-    pairs = (pair.partition("=") for pair in columns.split(",") if pair)
-    return {name.strip(): (column or name).strip() for name, _, column in pairs}
-
-
-def _infer_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of /infer besides the rows. The decoder of the server checks them. Raises WrongCommand."""
-    from extensions.offline.contract import WrongCommand
-
-    chosen: dict[str, Any] = dict(options.options)
-    for name in ("normalize", "truncate", "top_k"):
-        if (value := getattr(options, name)) is not None:
-            chosen[name] = value
-    if options.outputs:
-        chosen["outputs"] = [name.strip() for name in options.outputs.split(",")]
-    forbidden = sorted(_FORBIDDEN & chosen.keys())
-    if forbidden:
-        raise WrongCommand(f"--options: expected options of one row, got {', '.join(forbidden)}; leave them out")
-    return chosen
