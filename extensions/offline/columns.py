@@ -83,6 +83,12 @@ def to_values(table: pa.Table, name: str) -> list[Any]:
     return values
 
 
+def to_value(table: pa.Table, name: str, position: int) -> Any:
+    """Return one value of a column, as `to_values` does."""
+    value = _decode(table.column(name)[position])
+    return orjson.loads(value) if isinstance(value, str) and is_json(table.schema.field(name)) else value
+
+
 def _decode(scalar: Any) -> Any:
     try:
         return scalar.as_py()

@@ -40,7 +40,7 @@ class PreparedRows(Protocol):
         ...
 
     def requests(self, max_rows: int) -> Iterator[RowRequest]:
-        """Yield requests for all rows, those of the longest rows first."""
+        """Yield requests for all rows: texts and tensors from the longest ones on, others in their order."""
         ...
 
     def body(self, positions: list[int]) -> bytes:
@@ -73,6 +73,8 @@ class RunModelDescription:
     """The fields of one input of a task of transformers' pipelines; empty for other models."""
     vectors: Vectors = "dense"
     """Those of a model that embeds."""
+    max_images: int = 0
+    """Images of one conversation; 0 for a model that reads none in conversations."""
 
     @property
     def media(self) -> str | None:

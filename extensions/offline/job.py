@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from app.cli.failures import unusable
 from extensions.offline.contract import RequestRefused, RunFailed, RunModel, RunModelDescription, WrongCommand
+from extensions.offline.conversation_images import MESSAGES
+from extensions.offline.conversations import PROMPT
 from extensions.offline.input.files import InputFile
 from extensions.offline.input.media_folder import SUFFIXES, MediaFolderReader
 from extensions.offline.input.readers import CsvReader, JsonLinesReader, ParquetReader, RowReader
@@ -123,7 +125,7 @@ async def _check(job: RunJob, model: RunModel, readers: list[RowReader]) -> None
         if job.into is not None:
             job.into.check(source.kept(reader.schema.empty_table()).schema)
         check_names(reader.schema, result_columns(description, source.options.get("outputs"), job.prefix))
-    if source.inputs:
+    if source.inputs and source.field != MESSAGES:
         _check_inputs(source, model)
     if source.field != "inputs":
         await _check_options(source, model)
@@ -134,7 +136,7 @@ async def _check_options(source: RowSource, model: RunModel) -> None:
     example = _example(source, model.description)
     if example is None:
         return
-    options = {**source.options, "max_tokens": 1} if source.field == "prompt" else source.options
+    options = {**source.options, "max_tokens": 1} if source.field in (PROMPT, MESSAGES) else source.options
     try:
         await model.answer(orjson.dumps({source.field: example, **options}))
     except RequestRefused as error:
@@ -151,6 +153,8 @@ def _example(source: RowSource, description: RunModelDescription) -> Any:
             return example_sound()
         case "video":
             return None
+        case "messages":
+            return [{"role": "user", "content": "a"}]
     return {name: _MEMBERS.get(name, "a") for name in source.inputs} if source.inputs else "a"
 
 
@@ -180,7 +184,7 @@ def _identity(job: RunJob, model: RunModel) -> dict[str, object]:
         "input": [file.identity for file in job.files],
         "output": [str(file.output.absolute()) for file in job.files],
         "columns": [source.column, dict(source.inputs), job.prefix],
-        **({} if not source.reads_files else {"images": source.root and str(source.root.resolve())}),
+        **({"images": source.root and str(source.root.resolve())} if source.may_read_files else {}),
         "options": dict(source.options),
         "window_rows": job.window_rows,
     }

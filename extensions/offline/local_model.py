@@ -104,6 +104,7 @@ class LocalModel:
             None if spec.image is None else (spec.image.height, spec.image.width),
             () if spec.pipeline is None else spec.pipeline.reads,
             "dense" if spec.text is None else spec.text.vectors,
+            0 if spec.generation is None or spec.generation.vision is None else spec.generation.vision.max_images,
         )  # fmt: skip
 
     async def answer(self, body: bytes) -> RowAnswer:

@@ -21,8 +21,8 @@ FILES_PER_REQUEST = 8
 """A damaged file makes all files of its request run again, each alone."""
 WINDOW_ROWS = 256
 """Default rows of a window. Those of Parquet hold the files themselves."""
+MAX_FILE_BYTES = 64 * 1024**2
 
-_MAX_FILE_BYTES = 64 * 1024**2
 _REQUEST_BYTES = 8 * 1024**2
 """A request takes no further file above this size."""
 _EXAMPLE_RATE = 16_000
@@ -76,10 +76,9 @@ class MediaRows:
         except UnicodeDecodeError:
             raise UnreadableRow(f"{self._field}: expected UTF-8, got other bytes") from None
         if isinstance(value, str) and self._root is not None:
-            value = _read_file(self._root, value, self._field)
+            value = read_file(self._root, value, self._field)
         if isinstance(value, bytes):
-            _check_size(len(value), self._field)
-            return b64encode(value).decode()
+            return encode_file(value, self._field)
         if isinstance(value, str):
             return value
         raise UnreadableRow(f"{self._field}: expected a file, got null")
@@ -91,13 +90,16 @@ def check_column(schema: pa.Schema, name: str, root: Path | None) -> None:
     is_path = root is not None
     if is_text(field) and not is_json(field):
         return
-    kind = field.type
-    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        kind = kind.field("bytes").type
-    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    if is_path or not is_bytes:
+    if is_path or not is_bytes(field.type):
         expected = "paths" if is_path else "bytes or base64"
         raise WrongCommand(f'--file-column: expected a column of {expected}, got "{name}" of {field.type}')
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values of this type are files: bytes, or structs with the field `bytes`."""
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def example_image(height: int, width: int) -> str:
@@ -116,8 +118,17 @@ def example_sound() -> str:
     return b64encode(content.getvalue()).decode()
 
 
-def _read_file(root: Path, value: str, field: str) -> bytes:
-    """Return the file of a path, symbolic links followed, if it is below the root. Raises UnreadableRow."""
+def encode_file(content: bytes, field: str) -> str:
+    """Return a file as base64. Raises UnreadableRow for one that is empty or too large."""
+    _check_size(len(content), field)
+    return b64encode(content).decode()
+
+
+def read_file(root: Path, value: str, field: str) -> bytes:
+    """Return the file of a path, symbolic links followed, if it is below the root. Raises UnreadableRow.
+
+    `root`: without symbolic links.
+    """
     try:
         path = (root / value).resolve()
         if not path.is_relative_to(root):
@@ -127,7 +138,7 @@ def _read_file(root: Path, value: str, field: str) -> bytes:
             raise UnreadableRow(f"{field}: expected a file, got a path without one")
         _check_size(path.stat().st_size, field)
         with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnreadableRow(f"{field}: expected a file that can be read, got: {reason}") from None
@@ -136,5 +147,5 @@ def _read_file(root: Path, value: str, field: str) -> bytes:
 
 
 def _check_size(size: int, field: str) -> None:
-    if not 0 < size <= _MAX_FILE_BYTES:
-        raise UnreadableRow(f"{field}: expected a file of 1 to {_MAX_FILE_BYTES} bytes, got {size}")
+    if not 0 < size <= MAX_FILE_BYTES:
+        raise UnreadableRow(f"{field}: expected a file of 1 to {MAX_FILE_BYTES} bytes, got {size}")

@@ -40,6 +40,7 @@ def add_run(commands: Any) -> None:
         "  roundhouse run ./models/digits images.parquet results.parquet --columns image=pixels\n"
         "  roundhouse run ./models/shapes ./photos labels.csv --files --top-k 3\n"
         "  roundhouse run ./answers questions.csv answers.jsonl --columns question,context=text\n"
+        "  roundhouse run ./models/tiny-vision photos.csv answers.jsonl --columns prompt,image\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080\n"
         "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080 --into docs "
         "--id key\n"
@@ -61,14 +62,15 @@ def add_run(commands: Any) -> None:
     rows.add_argument(
         "--columns",
         metavar="NAMES",
-        help="tensors, or members such as question and context: comma-separated INPUT=COLUMN, or equal names alone",
+        help="comma-separated INPUT=COLUMN, or equal names alone: tensors; members such as question and context; "
+        "messages, or prompt and image, of a language model",
     )
     run.add_argument(
         "--file-root",
         "--image-root",
         type=Path,
         metavar="FOLDER",
-        help="with --file-column: the paths are of files in this folder",
+        help="the paths are of files in this folder; with --columns messages or image the default is that of INPUT",
     )
     run.add_argument("--outputs", metavar="NAMES", help="only these outputs of a tensor model, comma-separated")
     run.add_argument(
@@ -94,7 +96,7 @@ def add_run(commands: Any) -> None:
     )
     run.add_argument("--metadata", default="", metavar="NAMES", help="with --into: columns, comma-separated")
     run.add_argument(
-        "--window", type=int, metavar="N", help="rows sorted by length; default: 4096, and 256 with images"
+        "--window", type=int, metavar="N", help="rows sorted by length; default: 4096, and 256 with files or messages"
     )
     run.add_argument("--restart", action="store_true", help="forget an earlier run and replace its output")
     run.add_argument("--config", type=Path, metavar="FILE", help="settings of devices, scheduling and models")
@@ -108,6 +110,7 @@ def add_run(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     try:
+        from extensions.offline.chosen_rows import job_of
         from extensions.offline.contract import RunFailed, WrongCommand
         from extensions.offline.job import run_job
     except ModuleNotFoundError as error:
@@ -123,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with _open_model(options, local) as (model, make_runner), _open_into(options, local, model) as into:
-            job = _job(options, model, into)
+            job = job_of(options, model.description, into)
             return await run_job(job, model, sys.stderr, make_runner and make_runner(job))
 
     try:
@@ -269,29 +272,6 @@ def _connect(options: argparse.Namespace) -> "ServerModel":
         raise WrongCommand(f"--api-key: {error}") from error
     note = partial(print, file=sys.stderr, flush=True)
     return ServerModel(options.url, options.model, headers, tls, options.concurrency, note=note)
-
-
-def _job(options: argparse.Namespace, model: "RunModel", into: "Into | None") -> "RunJob":
-    from extensions.offline.chosen_rows import source_of
-    from extensions.offline.contract import WrongCommand
-    from extensions.offline.input.files import InputFile, find_files
-    from extensions.offline.input.media_folder import find_media
-    from extensions.offline.job import WINDOW_ROWS, RunJob
-    from extensions.offline.media import WINDOW_ROWS as FILE_WINDOW_ROWS
-
-    source = source_of(options, model.description)
-    window = options.window or (FILE_WINDOW_ROWS if source.reads_files else WINDOW_ROWS)
-    if window < 1 or options.window == 0:
-        raise WrongCommand(f"--window: expected 1 or more, got {options.window}")
-    output = options.output
-    files: list[InputFile]
-    files = (
-        [find_media(options.input, output, source.field)]
-        if options.files
-        else find_files(options.input, output, options.format)
-    )
-    parts = output.with_name(output.name + ".parts")
-    return RunJob(files, parts, source, options.errors, options.prefix, options.restart, window, into)
 
 
 def _json_object(text: str) -> dict[str, Any]:

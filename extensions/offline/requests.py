@@ -12,11 +12,20 @@ import pyarrow as pa
 
 from extensions.offline.columns import UNREADABLE, is_json, is_text, to_values
 from extensions.offline.contract import MEDIA, PreparedRows, RowRequest, RunModelDescription, Shape, WrongCommand
+from extensions.offline.conversation_images import MESSAGES
+from extensions.offline.conversations import (
+    PROMPT,
+    ConversationRows,
+    check_columns,
+    explain_images,
+    holds_files,
+)
 from extensions.offline.media import MediaRows, check_column
 from extensions.offline.output.writers import python_values
 
 _JSON_MEMBERS = ("table", "word_boxes")
 """Members that are no text."""
+_SAY_MESSAGES = "say --columns messages=COLUMN for conversations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +33,9 @@ class RowSource:
     """The columns that the model reads, and the options of all requests.
 
     `column`: of texts or files; "" for tensors and for inputs of several members. `inputs`: input name → column of its
-    tensor, or member → column. `field`: of the body: `text`, `prompt`, `inputs`, or that of files.
-    `root`: the folder of paths in the column; None for texts, and for a column with the files themselves.
+    tensor, or member → column. `field`: of the body: `text`, `prompt`, `messages`, `inputs`, or that of files.
+    `root`: the folder of paths; None for texts, for a column with the files themselves, and for conversations whose
+    paths are in `folders`, those of the input files.
     """
 
     column: str
@@ -33,10 +43,16 @@ class RowSource:
     field: str
     options: Mapping[str, Any]
     root: Path | None = None
+    folders: tuple[Path, ...] = ()
 
     @property
     def reads_files(self) -> bool:
         return self.field in MEDIA
+
+    @property
+    def may_read_files(self) -> bool:
+        """Whether rows may name files, or hold them."""
+        return self.reads_files or self.field == MESSAGES
 
     def check(self, schema: pa.Schema) -> None:
         """Raise WrongCommand for columns that are absent, or cannot hold texts."""
@@ -44,17 +60,23 @@ class RowSource:
             if name not in schema.names:
                 names = ", ".join(schema.names)
                 raise WrongCommand(f'column: expected one of {names}, got "{name}"; name a column of INPUT')
-        if self.reads_files:
+        if self.field == MESSAGES:
+            check_columns(schema, self.inputs)
+        elif self.reads_files:
             check_column(schema, self.column, self.root)
         elif self.column:
             column = schema.field(self.column)
             if not is_text(column):
+                remedy = _SAY_MESSAGES if self.field == PROMPT else "name another column"
                 raise WrongCommand(
-                    f'column: expected a column of texts, got "{self.column}" of {column.type}; name another column'
+                    f'column: expected a column of texts, got "{self.column}" of {column.type}; {remedy}'
                 )
 
-    def prepare(self, table: pa.Table, description: RunModelDescription) -> PreparedRows:
-        """Read the columns of a window."""
+    def prepare(self, table: pa.Table, description: RunModelDescription, file: int = 0) -> PreparedRows:
+        """Read the columns of a window. `file`: the index of its input file."""
+        if self.field == MESSAGES:
+            folder = self.folders[file] if self.root is None else self.root
+            return ConversationRows(table, self.inputs, folder, description, self.options)
         if self.reads_files:
             return MediaRows(table, self.column, self.root, self.field, self.options)
         if self.column:
@@ -65,14 +87,19 @@ class RowSource:
 
     def explain(self, table: pa.Table, position: int, reason: str) -> str:
         """Return the reason why a row is bad, with the path of its file."""
+        if self.field == MESSAGES:
+            return explain_images(self.inputs, reason)
         if self.root is None:
             return reason
         return f'{reason} ("{table.column(self.column)[position].as_py()}")'
 
     def kept(self, table: pa.Table) -> pa.Table:
         """Return the columns that the output repeats: all but one that holds whole files."""
-        holds_files = self.reads_files and self.root is None
-        return table.drop_columns([self.column]) if holds_files else table
+        if self.field == MESSAGES:
+            images = [name for name in self.inputs.values() if holds_files(table.schema.field(name))]
+            return table.drop_columns(images)
+        has_files = self.reads_files and self.root is None
+        return table.drop_columns([self.column]) if has_files else table
 
 
 class TextRows:
@@ -82,13 +109,13 @@ class TextRows:
         self._texts = texts
         self._field = field
         self._options = options
-        self.bad = [(i, _not_text(text)) for i, text in enumerate(texts) if type(text) is not str]
+        self.bad = [(i, _not_text(text, field)) for i, text in enumerate(texts) if type(text) is not str]
 
     def requests(self, max_rows: int) -> Iterator[RowRequest]:
         texts = self._texts
         order = [i for i, text in enumerate(texts) if type(text) is str]
         order.sort(key=lambda i: len(texts[i]), reverse=True)
-        rows = 1 if self._field == "prompt" else max_rows
+        rows = 1 if self._field == PROMPT else max_rows
         for start in range(0, len(order), rows):
             positions = order[start : start + rows]
             yield RowRequest(positions, self.body(positions))
@@ -98,10 +125,11 @@ class TextRows:
         return orjson.dumps({self._field: texts if len(texts) > 1 else texts[0], **self._options})
 
 
-def _not_text(value: Any) -> str:
+def _not_text(value: Any, field: str) -> str:
     if value is UNREADABLE:
         return "text: expected UTF-8, got other bytes"
-    return f"text: expected a text, got {'null' if value is None else type(value).__name__}"
+    remedy = f"; {_SAY_MESSAGES}" if field == PROMPT and isinstance(value, list) else ""
+    return f"text: expected a text, got {'null' if value is None else type(value).__name__}{remedy}"
 
 
 class MemberRows:

@@ -113,7 +113,7 @@ class ServerModel:
         if model["task"] is None:
             raise RunFailed(f'MODEL: expected a loaded model, got "{name}", which is {model["state"]}; load it first')
         identity = {"name": model["name"], "version": model["active_version"], "dtype": model["dtype"]}
-        image = model.get("image")
+        image, vision = model.get("image"), model.get("vision")
         return RunModelDescription(
             model["name"],
             model["task"],
@@ -123,6 +123,7 @@ class ServerModel:
             image_size=image and (image["height"], image["width"]),
             reads=tuple(model.get("reads") or ()),
             vectors=model.get("vectors") or "dense",
+            max_images=vision["max_images"] if vision else 0,
         )
 
     def _ask(self, method: str, path: str, body: bytes, is_first: bool = False) -> Any:

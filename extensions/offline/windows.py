@@ -87,7 +87,7 @@ class LocalRunner:
                 yield file.index, number, window
 
     async def _run_one(self, file: int, number: int, window: Window, count: CountRows) -> FinishedWindow:
-        return FinishedWindow(file, number, *await self._runner.run(window, count))
+        return FinishedWindow(file, number, *await self._runner.run(window, count, file))
 
 
 class WindowRunner:
@@ -100,10 +100,10 @@ class WindowRunner:
         # First in, first out: the requests of the older window are sent first.
         self._slots = asyncio.Semaphore(model.concurrency)
 
-    async def run(self, window: Window, count: CountRows) -> tuple[pa.Table, list[BadRow]]:
-        """Return the rows that have a result, in the order of the input, and the others."""
+    async def run(self, window: Window, count: CountRows, file: int) -> tuple[pa.Table, list[BadRow]]:
+        """Return the rows that have a result, in the order of the input, and the others. `file`: that of the window."""
         description = self._model.description
-        prepared = await asyncio.to_thread(self._source.prepare, window.table, description)
+        prepared = await asyncio.to_thread(self._source.prepare, window.table, description, file)
         answers: Answers = []
         bad: list[tuple[int, str]] = []
         requests = prepared.requests(self._model.rows_per_request)

@@ -111,7 +111,7 @@ class Worker:
         if failure:
             return pack_failure(block.file, block.number, failure)
         try:
-            results, bad = self._thread.wait(self._runner.run(block.window, lambda _: None))
+            results, bad = self._thread.wait(self._runner.run(block.window, lambda _: None, block.file))
         except (RunFailed, WrongCommand) as error:
             return pack_failure(block.file, block.number, str(error))
         return pack(WindowBlock(block.file, block.number, Window(results, [], bad)))
