@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -136,12 +136,19 @@ async def _check_options(source: RowSource, model: RunModel) -> None:
     example = _example(source, model.description)
     if example is None:
         return
-    options = {**source.options, "max_tokens": 1} if source.field in (PROMPT, MESSAGES) else source.options
+    options = _with_short_text(source.options) if source.field in (PROMPT, MESSAGES) else source.options
     try:
         await model.answer(orjson.dumps({source.field: example, **options}))
     except RequestRefused as error:
         if not (model.description.reads and str(error).startswith(source.field)):
             raise WrongCommand(str(error)) from error
+
+
+def _with_short_text(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options for a text of one token; those with wrong or related numbers of tokens as they are."""
+    max_tokens = options.get("max_tokens", 1)
+    is_valid = type(max_tokens) is int and max_tokens >= 1
+    return {**options, "max_tokens": 1} if is_valid and "min_tokens" not in options else options
 
 
 def _example(source: RowSource, description: RunModelDescription) -> Any:

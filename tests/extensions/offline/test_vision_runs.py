@@ -197,8 +197,9 @@ def test_texts_alone_equal_chat(server: RunningServer, tmp_path: Path) -> None:
 
 def test_prompts_alone_are_continued(server: RunningServer, tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [{"prompt": "The module"}])
-    shared = ["--options", '{"temperature": 0, "max_tokens": 5}', "--url", server.url]
+    shared = ["--options", '{"temperature": 0, "max_tokens": 5, "min_tokens": 3}', "--url", server.url]
     named = run(TEXTS, source, tmp_path / "a.jsonl", "--columns", "prompt", *shared)
+    assert 3 <= named[0]["tokens_generated"] <= 5
     assert named == run(TEXTS, source, tmp_path / "b.jsonl", "--column", "prompt", *shared)
 
 
@@ -210,6 +211,7 @@ def test_prompts_alone_are_continued(server: RunningServer, tmp_path: Path) -> N
         (NAME, ["--columns", "prompt,image,images"], "--columns: expected prompt and one of image, images, got prompt"),
         (NAME, ["--columns", "texts"], '--columns: expected messages, prompt, image, images, got "texts"; say'),
         (NAME, ["--columns", "messages=prompts"], 'column: expected one of prompt, messages, image, got "prompts"'),
+        (NAME, ["--columns", "messages", "--options", '{"max_tokens": 0}'], "max_tokens: "),
         (NAME, ["--columns", "messages", "--file-root", "nowhere"], "--file-root: expected a folder"),
         (NAME, ["--columns", "prompt", "--file-root", "."], "--file-root: expected a folder"),
         (NAME, ["--files"], "MODEL: expected a model that reads files, got another; choose the rows with --columns pr"),
