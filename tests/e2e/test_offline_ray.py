@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,3 +143,18 @@ def test_killed_workers_and_command_lose_nothing(images: Path, whole: Path, tmp_
     (error,) = [json.loads(line) for line in output.with_suffix(".errors").read_text().splitlines()]
     assert (error["row"], error["reason"]) == (78, "pixels: expected a tensor, got null")
     assert not output.with_name(output.name + ".parts").exists()
+
+
+def test_workers_read_images_of_prompts(tmp_path: Path) -> None:
+    model, output = MODELS / "tiny-vision", tmp_path / "out.jsonl"
+    shutil.copy(model / "example.jpg", tmp_path / "star.jpg")
+    source, errors = tmp_path / "in.csv", tmp_path / "errors"
+    source.write_text("prompt,image\n" + "What is this?,star.jpg\n" * 4 + "What is this?,gone.jpg\n")
+    words = [str(model), str(source), str(output), "--columns", "prompt,image", "--window", "2"]
+    with start([*words, "--errors", str(errors)]) as process:
+        _, printed = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 3, printed
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["generated"] for row in rows] == ["A red star."] * 4
+    error = json.loads(errors.read_text())
+    assert (error["row"], error["reason"]) == (5, "image[0]: expected a file, got a path without one")
