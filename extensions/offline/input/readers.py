@@ -20,6 +20,8 @@ from extensions.offline.contract import RunFailed, UnreadableRow, WrongCommand
 
 # A row that is longer is a missing quote.
 _MAX_CELL_CHARACTERS = 64 * 1024 * 1024
+_FEW_BRACKETS = 200
+"""A line with more of them may be nested too deeply."""
 
 
 Raw = TypeVar("Raw")
@@ -191,4 +193,14 @@ def _read_object(line: bytes) -> dict[str, Any]:
         raise UnreadableRow(f"row: expected a JSON object, got invalid JSON: {error.msg}") from None
     if not isinstance(values, dict):
         raise UnreadableRow(f"row: expected a JSON object, got {line[:40].decode(errors='replace').strip()}")
+    if line.count(b"[") + line.count(b"{") > _FEW_BRACKETS:
+        _check_depth(values)
     return values
+
+
+def _check_depth(values: dict[str, Any]) -> None:
+    """Raise UnreadableRow for values that orjson reads, and nests too deeply to write."""
+    try:
+        orjson.dumps(values)
+    except TypeError:
+        raise UnreadableRow("row: expected fewer than 250 nested arrays and objects, got more; flatten them") from None

@@ -85,3 +85,13 @@ def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(WrongCommand, match="damaged"):
         open_reader(tmp_path / "a.parquet", "parquet")
+
+
+def test_deeply_nested_row_is_bad(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"x": {"[" * depth}1{"]" * depth}}}\n' for depth in (200, 600, 1)))
+    (window,) = open_reader(path, "jsonl").windows(10, 0)
+    assert window.rows == [1, 3]
+    assert [(each.row, each.reason.partition(",")[0]) for each in window.bad] == [
+        (2, "row: expected fewer than 250 nested arrays and objects")
+    ]
