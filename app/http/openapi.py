@@ -157,20 +157,20 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     }
     names = re.findall(r"\{(\w+)\}", route.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    if described.form is not None:
-        parameters += _query_of(described.form, names)
+    if described.query is not None:
+        parameters += _query_of(described.query, names)
     if parameters:
         operation["parameters"] = parameters
     return operation
 
 
-def _query_of(form: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
+def _query_of(options: type[BaseModel], names: list[str]) -> list[dict[str, Any]]:
     """Return the options of a body that is one file. `names`: those in the path."""
     known = {"model_name": "name", "version": "version"}
     return [
         {"name": field, "in": "query", "description": "For a body that is one file.", "schema": schema}
-        for field, schema in form.model_json_schema()["properties"].items()
-        if field != "image" and known.get(field) not in names
+        for field, schema in options.model_json_schema()["properties"].items()
+        if known.get(field) not in names
     ]
 
 

@@ -2,6 +2,8 @@
 
 import base64
 import io
+import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +60,13 @@ def test_example_is_a_red_star(server: RunningServer) -> None:
     body = {"model": NAME, "messages": [{"role": "user", "content": parts}]}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S, trust_env=False)
     assert answer.json()["choices"][0]["message"]["content"] == "A red star."
+
+
+def test_form_of_curl_is_answered(server: RunningServer) -> None:
+    curl = ["curl", "-sfN", "--noproxy", "*", f"{server.url}/models/{NAME}/infer", "-F", "prompt=What is this?"]
+    curl += ["-F", f"images=@{MODELS / NAME / EXAMPLE}"]
+    answer = json.loads(subprocess.run(curl, capture_output=True, check=True, timeout=WAIT_S).stdout)
+    assert (answer["text"], answer["finish_reason"]) == ("A red star.", "stop")
 
 
 def test_unseen_pictures_are_named(client: openai.OpenAI) -> None:

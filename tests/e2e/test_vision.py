@@ -10,60 +10,24 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from tests.e2e.server import MODELS, WAIT_S, RunningServer, assert_refused, serving
-from tests.frameworks.pytorch.generation.vision.seeing import IMAGES, Reference, conversation, data_url, image
-from tests.support.models.vision.catalogue import MAKERS
+from tests.e2e.server import RunningServer, assert_refused
+from tests.e2e.vision import TOKENS, openai_message, post, serving_vision
+from tests.frameworks.pytorch.generation.vision.seeing import IMAGES, data_url, image
 
 FAMILIES = ("smolvlm", "gemma3", "mllama")
 """By blocks, with images that see ahead, and by transformers' own caches."""
 CALLERS = 8
-TOKENS = 8
 WIDE = image(3, (400, 300))
 
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, dict[str, Any]]]:
     """A server, and the greedy texts of transformers' `generate` after 0 to 3 images, by model."""
-    folder = tmp_path_factory.mktemp("seeing")
-    entries, expected = "", {}
-    for family in FAMILIES:
-        path = folder / family
-        path.mkdir()
-        MAKERS[family](path)
-        entries += _entry(family, path)
-        reference = Reference(path)
-        expected[family] = [_text_of(path, reference.text(conversation(IMAGES[:count]))[1]) for count in range(4)]
-    entries += _entry("apart", folder / "smolvlm", 'isolation = "process"')
-    entries += _entry("bounded", folder / "smolvlm", "max_images = 2\nmax_image_pixels = 10000")
-    entries += _entry("blind", folder / "smolvlm", "vision = false")
-    entries += f'[[models.torch_models]]\nname = "texts"\npath = "{MODELS / "tiny-llama"}"\n'
-    entries += '[server]\nmedia_hosts = ["127.0.0.0/8"]\n'
-    with serving(folder, entries) as running:
-        yield running.wait_ready(), expected
-        running.check_log()
-
-
-def _entry(name: str, path: Path, more: str = "") -> str:
-    return f'[[models.torch_models]]\nname = "{name}"\npath = "{path}"\ndtype = "f32"\nmax_batch_size = 4\n{more}\n'
-
-
-def _text_of(folder: Path, token_ids: list[int]) -> str:
-    from tokenizers import Tokenizer
-
-    return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(token_ids))
-
-
-def openai_message(count: int) -> dict[str, Any]:
-    """Return the message of `conversation` with so many images."""
-    parts: list[dict[str, Any]] = []
-    for number, data in enumerate(IMAGES[:count]):
-        parts.append({"type": "image_url", "image_url": {"url": data_url(data), "detail": "high"}})
-        parts.append({"type": "text", "text": f"one {number}"})
-    return {"role": "user", "content": [*parts, {"type": "text", "text": " tell me"}]}
+    with serving_vision(tmp_path_factory.mktemp("seeing"), FAMILIES) as running:
+        yield running
 
 
 @contextmanager
@@ -82,10 +46,6 @@ def files_served(folder: Path) -> Iterator[str]:
 class QuietFiles(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
-
-
-def post(server: RunningServer, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=WAIT_S, trust_env=False, verify=False)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +145,7 @@ def test_messages_read_images(seeing: tuple[RunningServer, dict[str, Any]]) -> N
     assert answer.json()["content"][0]["text"] == expected["smolvlm"][2]
 
 
-def test_native_and_generate_read_images(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
+def test_native_reads_images(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
     server, expected = seeing
     own = server.infer("smolvlm", messages=[openai_message(1)], temperature=0, max_tokens=TOKENS)
     assert own["text"] == expected["smolvlm"][1]
@@ -260,8 +220,11 @@ def test_image_at_listed_host_is_fetched(seeing: tuple[RunningServer, dict[str, 
         message["content"][0]["image_url"]["url"] = f"{base}/a.png"
         own = server.infer("smolvlm", messages=[message], temperature=0, max_tokens=TOKENS)
         assert own["text"] == expected["smolvlm"][1]
+        body = {"messages": [message], "temperature": 0, "max_tokens": TOKENS}
+        assert post(server, "/v2/models/smolvlm/generate", **body).json()["text_output"] == own["text"]
         message["content"][0]["image_url"]["url"] = f"{base}/absent.png"
         absent = post(server, "/v1/chat/completions", model="smolvlm", messages=[message], max_tokens=1)
+        assert "got the status 404" in post(server, "/v2/models/smolvlm/generate", **body).text
     assert_refused(absent, 400, "invalid_input", "messages[0].content[0].image_url.url", "got the status 404")
 
 

@@ -6,9 +6,9 @@ speed; a property test holds InferRequest to the decoder.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
-from app.protocols.shared.bodies import MAX_INT32, Body, ResponseBody
+from app.protocols.shared.bodies import MAX_INT32, ResponseBody
 from app.protocols.shared.fields.constraints import ConstraintFields
 from app.protocols.shared.fields.generation import (
     MAX_TOP_LOGPROBS,
@@ -18,8 +18,8 @@ from app.protocols.shared.fields.generation import (
     StoppingFields,
     Stream,
 )
-from app.protocols.shared.fields.images import MAX_IMAGES, Images
-from app.protocols.shared.fields.media import MAX_FILES, MediaFiles
+from app.protocols.shared.fields.images import Images
+from app.protocols.shared.fields.media import MediaFiles
 from app.protocols.shared.fields.texts import Texts
 from frameworks.images.headers import FORMATS
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, Vectors
@@ -43,13 +43,12 @@ class GenerationOptions(ConstraintFields, StoppingFields, SamplingFields):
     stream: Stream = False
 
 
-FileUpload = Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary"})]
-
 # The value of an omitted field that does not accept null.
 _ABSENT: Any = None
 
 
-def _drop_null_defaults(schema: dict[str, Any]) -> None:
+def drop_null_defaults(schema: dict[str, Any]) -> None:
+    """Describe fields that may be left out, but not be null."""
     for described in schema["properties"].values():
         if described.get("default", _ABSENT) is None:
             described.pop("default", None)
@@ -62,7 +61,7 @@ MAX_MIN_VALUE = 1_000_000.0
 class InferRequest(GenerationOptions):
     """Exactly one of `input_data`, `inputs`, `text`, `image`, `prompt` and `messages`."""
 
-    model_config = ConfigDict(json_schema_extra=_drop_null_defaults)
+    model_config = ConfigDict(json_schema_extra=drop_null_defaults)
 
     model_name: str = Field(_ABSENT, description="The model; not needed where the path names it.")
     version: str = Field(_ABSENT, description="The version of the model. Default: the one that serves traffic.")
@@ -153,33 +152,6 @@ class InferRequest(GenerationOptions):
         f"{DEFAULT_PRIORITY}.",
     )
     timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="Deadline of the request in milliseconds.")
-
-
-class InferFiles(Body):
-    """The parts of a form, with files of one of its first three fields. For a body that is one file, all others are
-    parameters of the query.
-    """
-
-    image: list[FileUpload] = Field(
-        _ABSENT, min_length=1, max_length=MAX_IMAGES, description="A part for each image file."
-    )
-    audio: list[FileUpload] = Field(
-        _ABSENT, min_length=1, max_length=MAX_FILES, description="A part for each audio file."
-    )
-    video: list[FileUpload] = Field(
-        _ABSENT, min_length=1, max_length=MAX_FILES, description="A part for each video file."
-    )
-    text: str = Field(_ABSENT, description="A text beside the files, for tasks that read both.")
-    parameters: str = Field(_ABSENT, description="As in JSON, as a JSON object.")
-    model_name: str = Field(_ABSENT, description="The model; not needed where the path names it.")
-    version: str = Field(_ABSENT, description="The version of the model. Default: the one that serves traffic.")
-    normalize: bool = Field(_ABSENT, description="As in JSON.")
-    top_k: Annotated[int, Field(ge=1, le=MAX_INT32)] = Field(_ABSENT, description="As in JSON.")
-    dimensions: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
-    function_to_apply: Literal["none", "softmax", "sigmoid"] = Field(_ABSENT, description="As in JSON.")
-    outputs: list[str] = Field(_ABSENT, description="As in JSON: a part for each, or names separated by commas.")
-    priority: int = Field(_ABSENT, ge=1, le=LAST_PRIORITY, description="As in JSON.")
-    timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="As in JSON.")
 
 
 INPUT_FIELDS = ("input_data", "inputs", "text", "image", "audio", "video", "prompt", "messages")

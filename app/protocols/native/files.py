@@ -3,13 +3,14 @@
 The options of one file are in the query of the URL, those of a form in its other parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from app.inference.contract import NamedRequest, no_timeout_ms
 from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_version, read_priority
+from app.protocols.native.form_generation import decode_generation, is_generation, read_generation_options
 from app.protocols.native.images import FIELD, read_files, read_options
 from app.protocols.native.inputs import read_count
 from app.protocols.native.multipart import read_boundary, read_form
@@ -54,7 +55,7 @@ class FileCodec(NativeCodec):
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Read the query. Raises InvalidInput, UnknownField."""
         options = read_options(_pairs(self._query), "query") if self._query else {}
-        return _named([bytes(body)], self._kind, options, target)
+        return _named(partial(_decode, [bytes(body)], self._kind, options), options, target)
 
 
 class UntypedCodec(NativeCodec):
@@ -98,12 +99,19 @@ class FormCodec(NativeCodec):
         self._boundary = boundary
 
     def is_long_to_read(self, body: bytes) -> bool:
-        return len(body) >= _LONG_FORM_BYTES
+        if len(body) >= _LONG_FORM_BYTES:
+            return True
+        # Prompts and messages are JSON or text; a file alone is only copied.
+        return super().is_long_to_read(body) and (b"prompt" in body or b"messages" in body)
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Read the parts. Raises InvalidInput, UnknownField."""
         form = read_form(body, self._boundary)
-        return _named(form.files, form.kind, read_options(form.options, "form"), target)
+        if is_generation(form.field, {name for name, _ in form.options}):
+            options = read_generation_options(form.options, form.field, bool(form.files))
+            return _named(partial(decode_generation, form.files, options), options, target)
+        options = read_options(form.options, "form")
+        return _named(partial(_decode, form.files, cast("Kind", form.field), options), options, target)
 
 
 class AnyCodec(NativeCodec):
@@ -160,10 +168,10 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
         raise InvalidInput("query", f"expected options like top_k=3 in UTF-8, got other text ({error})") from None
 
 
-def _named(files: list[bytes], kind: Kind, options: Mapping[str, Any], target: Target) -> NamedRequest:
+def _named(decode: Callable[[ModelSpec], NativeRequest], options: Mapping[str, Any], target: Target) -> NamedRequest:
     name, version = name_and_version(options, target)
     read_timeout_ms = partial(read_count, options, "timeout_ms") if options else no_timeout_ms
-    return NamedRequest(name, version, partial(_decode, files, kind, options), read_timeout_ms)
+    return NamedRequest(name, version, decode, read_timeout_ms)
 
 
 def _decode(files: list[bytes], kind: Kind, options: Mapping[str, Any], spec: ModelSpec) -> NativeRequest:

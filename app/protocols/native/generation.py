@@ -44,12 +44,17 @@ def read_generation(
     body: GenerationOptions
     prompt: Prompt
     if input_field == "messages":
-        _check_chat_template(generation)
+        check_chat_template(generation)
         conversation = read_body(_MessagesRequest, {**options, "messages": document.python(fields["messages"])})
         body, prompt = conversation, to_conversation(conversation.messages)
     else:
         prompt = _read_prompt(fields["prompt"])
         body = read_body(GenerationOptions, options)
+    return build_request(prompt, body, generation)
+
+
+def build_request(prompt: Prompt, body: GenerationOptions, generation: GenerationSpec) -> tuple[GenerateRequest, bool]:
+    """Return the request, and whether to stream the response. Raises InvalidInput."""
     request = GenerateRequest(
         (prompt,),
         to_sampling(body, generation, num_top_logprobs(body.logprobs)),
@@ -60,7 +65,8 @@ def read_generation(
     return request, bool(body.stream)
 
 
-def _check_chat_template(generation: GenerationSpec) -> None:
+def check_chat_template(generation: GenerationSpec) -> None:
+    """Raise InvalidInput for a model that cannot format messages."""
     if not generation.has_chat_template:
         raise InvalidInput("messages", "expected a model with a chat template; send prompt, the text to continue")
 

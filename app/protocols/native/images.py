@@ -17,6 +17,7 @@ FILE_OPTIONS = COMMON_FIELDS | OPTIONS[FIELD] | {PARAMETERS, "text"}
 """The options of a request whose body is a file, or a form with files."""
 
 _COUNTS = frozenset({"priority", "timeout_ms", "top_k", "dimensions"})
+_FLAGS = frozenset({"normalize", "stream", "ignore_eos"})
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MAX_DIGITS = 10
 
@@ -73,16 +74,17 @@ def read_options(given: Sequence[tuple[str, str]], place: str) -> dict[str, Any]
         elif name in options:
             raise InvalidInput(name, "expected one value, got several; send one")
         else:
-            options[name] = _converted(name, text)
+            options[name] = convert_text(name, text)
     return options
 
 
-def _converted(name: str, text: str) -> Any:
+def convert_text(name: str, text: str) -> Any:
+    """Return the value of an option that arrived as text. Raises InvalidInput."""
     if name in _COUNTS:
         if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
             raise InvalidInput(name, f'expected an integer of 1 or more, got "{text[:MAX_SHOWN_CHARACTERS]}"')
         return int(text)
-    if name == "normalize":
+    if name in _FLAGS:
         value = _BOOLEANS.get(text.lower())
         if value is None:
             raise InvalidInput(name, f'expected true or false, got "{text[:MAX_SHOWN_CHARACTERS]}"')

@@ -1,34 +1,44 @@
-"""Read bodies of `multipart/form-data` (RFC 7578) within bounds: files of one kind, and short texts."""
+"""Read bodies of `multipart/form-data` (RFC 7578) within bounds: files of one field, and texts."""
 
 from typing import NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from app.protocols.native.fields import GENERATION_FIELDS, GENERATION_INPUTS
+from app.protocols.native.form_generation import GENERATION_PARTS
+from app.protocols.native.form_messages import IMAGES
 from app.protocols.native.images import FIELD, FILE_OPTIONS
 from app.protocols.shared.fields.images import MAX_IMAGES
 from app.protocols.shared.fields.media import FIELDS, MAX_FILES
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
-from frameworks.media.kinds import Kind
 
 MAX_HEADERS = 8
 MAX_HEADER_BYTES = 4096
 """Of the headers of one part together."""
 MAX_TEXT_BYTES = 4096
 """Of the value of one option."""
+MAX_CONSTRAINT_BYTES = 64 * 1024
+"""Of one option of generated text, such as a JSON schema."""
+MAX_PROMPT_BYTES = 16 * 1024**2
+"""Of `prompt` or `messages`. A prompt beyond the context is refused before it is tokenized."""
 
-_KINDS: dict[str, Kind] = {kind: kind for kind in FIELDS}
+_MAX_FILES = dict.fromkeys(FIELDS, MAX_FILES) | {FIELD: MAX_IMAGES, IMAGES: MAX_IMAGES}
+_MAX_BYTES = dict.fromkeys(GENERATION_FIELDS - FILE_OPTIONS, MAX_CONSTRAINT_BYTES) | dict.fromkeys(
+    GENERATION_INPUTS, MAX_PROMPT_BYTES
+)
+_NAMES = FILE_OPTIONS | GENERATION_PARTS
 _MAX_OPTIONS = 64
 _MAX_BOUNDARY_BYTES = 256
 _PLAIN_ENCODINGS = (b"", b"7bit", b"8bit", b"binary")
 
 
 class Form(NamedTuple):
-    """The parts of a form. `files`: those of the field `kind`, in order. `options`: names and texts of the others."""
+    """The parts of a form. `files`: those of `field`, in order. `options`: names and texts of the others."""
 
     files: list[bytes]
     options: list[tuple[str, str]]
-    kind: Kind = FIELD
+    field: str = FIELD
 
 
 def read_boundary(content_type: bytes) -> bytes:
@@ -69,7 +79,7 @@ def read_form(body: bytes, boundary: bytes) -> Form:
         raise InvalidInput("body", f"expected parts of multipart/form-data, got other bytes: {error}") from None
     if not reader.is_complete:
         raise InvalidInput("body", "expected the boundary that ends the form, got the end of the body; send all of it")
-    return Form(reader.files, reader.options, reader.kind or FIELD)
+    return Form(reader.files, reader.options, reader.field or FIELD)
 
 
 class _FormReader:
@@ -79,7 +89,7 @@ class _FormReader:
         self._body = body
         self.files: list[bytes] = []
         self.options: list[tuple[str, str]] = []
-        self.kind: Kind | None = None
+        self.field: str | None = None
         """That of the files; None before the first one."""
         self.is_complete = False
         self.begin_part()
@@ -115,29 +125,32 @@ class _FormReader:
                 "content-disposition", f'expected form-data with a name, got "{_shown(self._disposition)}"'
             )
         self._name = name.decode("utf-8", "replace")
-        kind = _KINDS.get(self._name)
-        if kind is not None:
-            if self.kind not in (None, kind):
-                raise InvalidInput(kind, f"expected files of one field, got {self.kind} too; send one request for each")
-            self.kind = kind
-            most = MAX_IMAGES if kind == FIELD else MAX_FILES
+        field, most = self._name, _MAX_FILES.get(self._name)
+        if most is not None:
+            if self.field not in (None, field):
+                raise InvalidInput(
+                    field, f"expected files of one field, got {self.field} too; send one request for each"
+                )
+            self.field = field
             if len(self.files) >= most:
-                what = "images" if kind == FIELD else f"files of {kind}"
-                raise InvalidInput(kind, f"expected at most {most} {what}, got more; split the request")
-        elif self._name not in FILE_OPTIONS:
-            raise UnknownField.among(self._name[:MAX_SHOWN_CHARACTERS], {*FIELDS, *FILE_OPTIONS})
+                what = "images" if field in (FIELD, IMAGES) else f"files of {field}"
+                raise InvalidInput(field, f"expected at most {most} {what}, got more; split the request")
+        elif field not in _NAMES:
+            raise UnknownField.among(field[:MAX_SHOWN_CHARACTERS], {*_MAX_FILES, *_NAMES})
         elif len(self.options) >= _MAX_OPTIONS:
             raise InvalidInput("body", f"expected at most {_MAX_OPTIONS} parts besides files, got more")
 
     def add_data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
-        if self._name not in _KINDS and self._size > MAX_TEXT_BYTES:
-            raise InvalidInput(self._name, f"expected at most {MAX_TEXT_BYTES} bytes, got more")
+        if self._name not in _MAX_FILES:
+            most = _MAX_BYTES.get(self._name, MAX_TEXT_BYTES)
+            if self._size > most:
+                raise InvalidInput(self._name, f"expected at most {most} bytes, got more; send a shorter text")
         self._pieces.append(data[start:end])
 
     def end_part(self) -> None:
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        if self._name in _KINDS:
+        if self._name in _MAX_FILES:
             self.files.append(content)
             return
         try:

@@ -1,7 +1,8 @@
 """The routes of /infer, with their description for OpenAPI."""
 
-from app.protocols.native.fields import ErrorResponse, InferFiles, InferRequest, InferResponse
+from app.protocols.native.fields import ErrorResponse, InferRequest, InferResponse
 from app.protocols.native.files import CODEC
+from app.protocols.native.form_fields import FileOptions, InferFiles
 from app.protocols.shared.routes import Route, RouteDescription
 
 _DESCRIPTION = RouteDescription(
@@ -12,6 +13,7 @@ _DESCRIPTION = RouteDescription(
     ErrorResponse,
     streams=True,
     form=InferFiles,
+    query=FileOptions,
 )
 ROUTES = tuple(
     Route(path, CODEC, _DESCRIPTION)

@@ -23,7 +23,8 @@ from app.protocols.open_inference.generate_response import (
     WholeTextEvent,
     describe_response,
 )
-from app.protocols.open_inference.infer_request import read_timeout_ms, with_own_field
+from app.protocols.open_inference.infer_request import read_timeout_ms
+from app.protocols.open_inference.signature import PROMPT_INPUT
 from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.json.reading import parse_body
@@ -77,7 +78,8 @@ class GenerateCodec(JsonCodec):
 
     def _decode(self, options: Options, model: str, spec: ModelSpec) -> DecodedGenerate:
         if spec.generation is None:
-            raise options.rename(InvalidInput("text_input", _explain_other_task(model, spec)))
+            field = "messages" if "messages" in options.fields else "text_input"
+            raise options.rename(InvalidInput(field, _explain_other_task(model, spec)))
         parsed = parse_generate(options, spec.generation)
         if not self.streams and parsed.stream:
             raise options.rename(InvalidInput("stream", "expected false, got true; post to generate_stream instead"))
@@ -91,7 +93,7 @@ class GenerateCodec(JsonCodec):
         return writer(decoded.parsed, context)
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
-        return error_body(with_own_field(error))
+        return error_body(error.with_field(PROMPT_INPUT) if error.field == "prompt" else error)
 
 
 def _without_curls_form(headers: Sequence[Header]) -> Sequence[Header]:

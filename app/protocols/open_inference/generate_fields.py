@@ -1,4 +1,4 @@
-"""The body of Triton's generate extension: a text and the options of a language model.
+"""The body of Triton's generate extension: a text or a conversation, and the options of a language model.
 
 Triton's extension leaves the options to the model. Here they have vLLM's names, or TensorRT-LLM's names for the same
 options. The inputs of infer have these names too.
@@ -10,7 +10,13 @@ from pydantic import ConfigDict, Field
 
 from app.protocols.shared.bodies import MAX_INT32
 from app.protocols.shared.fields.constraints import ConstraintFields, StructuredField
-from app.protocols.shared.fields.generation import MAX_TOP_LOGPROBS, NumChoices, SamplingFields, StoppingFields
+from app.protocols.shared.fields.generation import (
+    MAX_TOP_LOGPROBS,
+    Messages,
+    NumChoices,
+    SamplingFields,
+    StoppingFields,
+)
 from frameworks.types import LAST_PRIORITY
 
 DEFAULT_MAX_TOKENS = 20
@@ -19,13 +25,16 @@ MAX_TIMEOUT_US = 2**63 - 1
 
 
 class GenerateTextRequest(ConstraintFields, StoppingFields, SamplingFields):
-    """Options are members of the body or of `parameters`, under the names of Triton's backends for language models. A
-    number may be a string. Unknown options have no effect.
+    """Exactly one of `text_input` and `messages`. Options are members of the body or of `parameters`, under the names
+    of Triton's backends for language models. A number may be a string. Unknown options have no effect.
     """
 
     model_config = ConfigDict(extra="allow")
 
-    text_input: str = Field(description="The text to continue.", examples=["The function returns"])
+    text_input: str | None = Field(None, description="The text to continue.", examples=["The function returns"])
+    messages: Messages | None = Field(
+        None, description="A conversation, for models that have a chat template. Models that see read its images."
+    )
     id: str | None = Field(None, description="Repeated in the response.")
     parameters: dict[str, Any] | None = Field(
         None, description="More options.", examples=[{"temperature": 0, "max_tokens": 20}]
@@ -39,7 +48,9 @@ class GenerateTextRequest(ConstraintFields, StoppingFields, SamplingFields):
         None, description="generate_stream: false sends the whole text in one event. generate: true is refused."
     )
     exclude_input_in_output: bool | None = Field(
-        None, description="false: put text_input before a whole text; a stream never has it. Default: true."
+        None,
+        description="false: put text_input before a whole text; a stream never has it. Default: true, the only value "
+        "with messages.",
     )
     return_finish_reason: bool | None = Field(
         None, description="infer: return the output finish_reason. generate always has it."

@@ -37,7 +37,8 @@ _WORDS = frozenset({"stop", "bad_words"})
 _LISTS = _WORDS | {"stop_token_ids", "choice"}
 _JSON = frozenset({"logit_bias", "response_format", "structured_outputs", "guided_decoding"})
 _STRUCTURED = frozenset({"structured_outputs", "guided_decoding"})
-_LISTS_AND_OBJECTS = _LISTS | {"logit_bias", *ConstraintFields.model_fields}
+_MESSAGES = "messages"
+_LISTS_AND_OBJECTS = _LISTS | {_MESSAGES, "logit_bias", *ConstraintFields.model_fields}
 _OPTIONS = GenerateTextRequest.model_fields.keys() - {"id", "parameters"}
 _SAMPLING = "sampling_parameters."
 _TENSORS = "inputs."
@@ -57,7 +58,9 @@ RETURNED = {
 }
 """Outputs of infer, with the option that asks for each."""
 
-_ONLY_TEXT = "this server reads only text; leave it out"
+_GENERATE = "/v2/models/{name}/generate"
+_IN_MESSAGES = f"send messages with image_url parts to {_GENERATE}"
+_NO_TABLES = "prompts have no embeddings of their own; leave it out"
 _NO_BEAMS = "texts are sampled, or greedy with temperature 0; leave it out"
 _NO_LOGITS = "send return_log_probs instead"
 _NO_DRAFTS = "the server has no draft models; leave it out"
@@ -74,12 +77,12 @@ _NOT_SUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "return_perf_metrics": ((False,), "GET /metrics has the times and the use of the cache"),
     "skip_special_tokens": ((True,), "special tokens are never returned; leave it out"),
     "include_stop_str_in_output": ((False,), "append the string to the text"),
-    "image": (_EMPTY, _ONLY_TEXT),
-    "image_url": (_EMPTY, _ONLY_TEXT),
-    "image_input": (_EMPTY, _ONLY_TEXT),
-    "prompt_embedding_table": ((), _ONLY_TEXT),
-    "prompt_vocab_size": ((), _ONLY_TEXT),
-    "prompt_table_extra_id": ((), _ONLY_TEXT),
+    "image": (_EMPTY, _IN_MESSAGES),
+    "image_url": (_EMPTY, _IN_MESSAGES),
+    "image_input": (_EMPTY, _IN_MESSAGES),
+    "prompt_embedding_table": ((), _NO_TABLES),
+    "prompt_vocab_size": ((), _NO_TABLES),
+    "prompt_table_extra_id": ((), _NO_TABLES),
     "decoder_text_input": (_EMPTY, "the models have no encoder; put the text into text_input"),
     "embedding_request": ((), "send the text as the input text to a model whose task is embed"),
     "num_draft_tokens": ((0,), _NO_DRAFTS),
@@ -128,7 +131,7 @@ def is_list(name: str) -> bool:
 
 def is_unsupported(name: str) -> bool:
     """Whether an option is refused, but for a value without an effect."""
-    return _field_of(name) in _NOT_SUPPORTED
+    return name == _MESSAGES or _field_of(name) in _NOT_SUPPORTED
 
 
 def collect_options(body: Any, with_id: bool = False, tensors: Mapping[str, Any] | None = None) -> Options:
@@ -147,6 +150,10 @@ def collect_options(body: Any, with_id: bool = False, tensors: Mapping[str, Any]
                 continue
             if field in _WORDS and given in _EMPTY:
                 continue
+            if field == _MESSAGES and (within or tensors is not None):
+                raise InvalidInput(
+                    within + name, f"expected none here, got some; send messages as a member of the body of {_GENERATE}"
+                )
             path, value = within + name, _unwrap(field, given, within + name)
             # vLLM's own client sends sampling_parameters and parameters, and its backend reads the first.
             if field in fields and fields[field] != value and within != _SAMPLING:

@@ -7,9 +7,9 @@ from app.protocols.open_inference.generate_fields import DEFAULT_MAX_TOKENS, Gen
 from app.protocols.open_inference.generate_options import RETURNED, Options, parse_json
 from app.protocols.shared.bodies import read_body
 from app.protocols.shared.fields.constraints import ConstraintFields, to_constraint, to_structured_constraint
-from app.protocols.shared.fields.generation import num_top_logprobs, to_sampling, to_stopping
+from app.protocols.shared.fields.generation import num_top_logprobs, to_conversation, to_sampling, to_stopping
 from frameworks.core.errors import FieldError, InvalidInput
-from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec
+from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec, Prompt
 from frameworks.types import DEFAULT_PRIORITY
 
 
@@ -48,7 +48,7 @@ def parse_generate(options: Options, spec: GenerationSpec) -> ParsedGenerate:
                 )
             stopping = replace(stopping, token_ids=stopping.token_ids | {body.end_id})
         request = GenerateRequest(
-            (body.text_input,),
+            (_to_prompt(body, spec),),
             to_sampling(body, spec, 0 if top_logprobs is None and returns_sums else top_logprobs),
             stopping,
             _to_constraint(body),
@@ -68,6 +68,23 @@ def parse_generate(options: Options, spec: GenerationSpec) -> ParsedGenerate:
         logprobs=bool(body.return_logprobs) and top_logprobs is not None,
         returned=frozenset(output for output, option in RETURNED.items() if getattr(body, option)),
     )
+
+
+def _to_prompt(body: GenerateTextRequest, spec: GenerationSpec) -> Prompt:
+    """Return the text or the conversation. Raises InvalidInput unless the body has exactly one of them."""
+    if body.messages is None:
+        if body.text_input is None:
+            raise InvalidInput("text_input", "expected a string, got nothing; send the text to continue, or messages")
+        return body.text_input
+    if body.text_input is not None:
+        raise InvalidInput("messages", "expected either text_input or messages, got both; send one of them")
+    if body.exclude_input_in_output is False:
+        raise InvalidInput("exclude_input_in_output", "expected true with messages, got false; leave it out")
+    if not spec.has_chat_template:
+        raise InvalidInput(
+            "messages", "expected a model with a chat template, got another; send text_input, the text to continue"
+        )
+    return to_conversation(body.messages)
 
 
 def _to_constraint(body: GenerateTextRequest) -> Constraint | None:

@@ -30,8 +30,8 @@ class RouteDescription(NamedTuple):
     """Describe a route for the OpenAPI document.
 
     `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it. `form`: the
-    parts of `multipart/form-data`, which bodies may be beside JSON and images; None where they are not. `codes`: of
-    errors that only this route has.
+    parts of `multipart/form-data`, which bodies may be beside JSON and one file; None where they are not. `query`: the
+    options of a body that is one file. `codes`: of errors that only this route has.
     """
 
     tag: str
@@ -42,6 +42,7 @@ class RouteDescription(NamedTuple):
     streams: bool = False
     in_bytes: bool = False
     form: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
     codes: frozenset[str] = frozenset()
 
 

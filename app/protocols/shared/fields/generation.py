@@ -27,7 +27,7 @@ MAX_MESSAGES = 10_000
 
 # Lower temperatures are greedy: divided by them, logits would be infinite.
 _MIN_TEMPERATURE = 1e-5
-_MAX_ROLE_CHARACTERS = 64
+MAX_ROLE_CHARACTERS = 64
 # Up to so many objects are validated in well under a millisecond.
 _FEW_ITEMS = 64
 _MESSAGE_FIELDS = frozenset({"role", "content"})
@@ -149,11 +149,11 @@ class ChatMessage(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "…"}]})
 
-    role: str = Field(min_length=1, max_length=_MAX_ROLE_CHARACTERS, description="As in the model's chat template.")
+    role: str = Field(min_length=1, max_length=MAX_ROLE_CHARACTERS, description="As in the model's chat template.")
     content: str | Annotated[list[Part], Field(fail_fast=True)]
 
 
-def build_messages(messages: Any, kind: type[ChatMessage] = ChatMessage) -> Any:
+def build_messages(messages: Any, kind: type[Body] = ChatMessage) -> Any:
     """Build the messages of a long list, and join the parts of a long content; leave what is invalid as it is.
 
     pydantic validates a list in one call, and no other thread runs meanwhile. It accepts a built message as it is, and
@@ -165,7 +165,7 @@ def build_messages(messages: Any, kind: type[ChatMessage] = ChatMessage) -> Any:
     return [_built(message, are_many, kind) if type(message) is dict else message for message in messages]
 
 
-def _built(message: dict[str, Any], are_many: bool, kind: type[ChatMessage]) -> Any:
+def _built(message: dict[str, Any], are_many: bool, kind: type[Body]) -> Any:
     content = message.get("content")
     if type(content) is list and (are_many or len(content) > _FEW_ITEMS):
         parts = [_built_part(part) for part in content]
@@ -175,7 +175,7 @@ def _built(message: dict[str, Any], are_many: bool, kind: type[ChatMessage]) -> 
     role = message.get("role")
     if not are_many or type(content) is not str or message.keys() != _MESSAGE_FIELDS:
         return message
-    is_role = type(role) is str and 0 < len(role) <= _MAX_ROLE_CHARACTERS
+    is_role = type(role) is str and 0 < len(role) <= MAX_ROLE_CHARACTERS
     return kind.model_construct(role=role, content=content) if is_role else message
 
 

@@ -65,7 +65,11 @@ class Content:
 
     def add_image(self, encoded: Any, field: str) -> None:
         """Add the file of a data URL or of base64. Raises InvalidInput."""
-        self._images.append(MessageImage(decode_image(encoded, field), self._length, field))
+        self.add_file(decode_image(encoded, field), field)
+
+    def add_file(self, data: bytes, field: str) -> None:
+        """Add an image file."""
+        self._images.append(MessageImage(data, self._length, field))
 
     def add_url(self, url: str, field: str) -> None:
         """Add an image by URL: one of http(s) is fetched later, others are as of `add_image`. Raises InvalidInput."""

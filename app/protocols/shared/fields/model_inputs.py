@@ -6,7 +6,8 @@ from frameworks.types import ModelSpec, ValueSpec
 def explain_expected_input(spec: ModelSpec) -> str:
     """Say which task the model has and which field the caller should send."""
     if spec.generation is not None:
-        return "this model's task is generate; send the field prompt, or messages"
+        images = "" if spec.generation.vision is None else ", which may have images"
+        return f"this model's task is generate; send the field prompt, or messages{images}"
     if spec.pipeline is not None:
         return f"this model's task is {spec.task}; send the field {' or '.join(spec.pipeline.inputs)}"
     if spec.image is not None:

@@ -13,7 +13,16 @@ from app.protocols.open_inference.generate_response import GenerateTextResponse
 from app.protocols.shared.codec import AnswerContext, NamedEvent, Target
 from app.protocols.shared.errors import ErrorReply, InvalidJson, UnsupportedMediaType, to_http
 from frameworks.core.errors import InvalidInput, ModelLoading, ModelNotFound
-from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, TextDelta, TokenText, Usage
+from frameworks.generation.types import (
+    Choice,
+    Conversation,
+    FinishReason,
+    GenerateAnswer,
+    Message,
+    TextDelta,
+    TokenText,
+    Usage,
+)
 from frameworks.types import ModelSpec
 from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.native.specs import SPECS, find_spec
@@ -102,6 +111,18 @@ class TestDecode:
             f'text_input: expected a model of task generate, got "{model}" of task {task}; post its inputs to'
         )
         assert f"/v2/models/{model}/infer" in message
+
+    def test_messages_for_other_task_are_named(self) -> None:
+        body = orjson.dumps({"messages": [{"role": "user", "content": "a"}]})
+        with pytest.raises(InvalidInput, match=r"^messages: expected a model of task generate"):
+            decode_body(WHOLE, body, Target("matrix"), find_spec)
+
+    def test_conversation_is_decoded_for_both_forms(self) -> None:
+        body = orjson.dumps({"messages": [{"role": "user", "content": "a"}], "parameters": {"max_tokens": 3}})
+        for codec in (WHOLE, STREAM):
+            decoded = decode_body(codec, body, Target("generate"), find_spec)
+            assert decoded.request.prompts == (Conversation((Message("user", "a"),)),)
+            assert (decoded.request.stopping.max_tokens, decoded.stream) == (3, codec is STREAM)
 
     def test_unknown_model_is_reported_first(self) -> None:
         with pytest.raises(ModelNotFound):

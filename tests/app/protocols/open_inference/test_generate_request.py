@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from app.protocols.open_inference.generate_fields import GenerateTextRequest
 from app.protocols.open_inference.generate_options import collect_options
 from app.protocols.open_inference.generate_request import ParsedGenerate, parse_generate
 from frameworks.core.errors import InvalidInput, RequestError
-from frameworks.generation.types import Constraint, GenerateRequest, Sampling, Stopping
+from frameworks.generation.types import (
+    Constraint,
+    Conversation,
+    GenerateRequest,
+    Message,
+    MessageImage,
+    Sampling,
+    Stopping,
+)
 from tests.app.protocols.native.specs import GENERATION
 from tests.app.protocols.strategies import json_values
 
@@ -29,6 +38,12 @@ EVERYTHING_PARSED = GenerateRequest(
     2,
 )
 SCHEMA = {"type": "boolean"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aW1n"}}
+MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "ab"}, IMAGE]}]
+CONVERSATION = Conversation(
+    (Message("user", "ab", images=(MessageImage(b"img", 2, "messages[0].content[1].image_url.url"),)),)
+)
+ELSEWHERE = "expected none here, got some; send messages as a member of the body of /v2/models/{name}/generate"
 
 
 def parsed(**body: Any) -> ParsedGenerate:
@@ -49,6 +64,57 @@ def test_parse_text_alone() -> None:
     alone = parsed()
     assert alone.request == GenerateRequest(("Once",), GENERATION.sampling, Stopping(20, may_be_fewer=True))
     assert alone == ParsedGenerate(alone.request, "", 5, None, None, False, False, False, False)
+
+
+def test_messages_take_place_of_text() -> None:
+    for more in (EVERYTHING, {"parameters": EVERYTHING, "text_input": None, "exclude_input_in_output": True}):
+        options = collect_options({"messages": MESSAGES, **more})
+        assert parse_generate(options, GENERATION).request == replace(EVERYTHING_PARSED, prompts=(CONVERSATION,))
+    (single,) = parse_generate(
+        collect_options({"messages": [{"role": "user", "content": "a"}]}), GENERATION
+    ).request.prompts
+    assert single == Conversation((Message("user", "a"),))
+
+
+def test_image_of_listed_host_keeps_url() -> None:
+    part = {"type": "image_url", "image_url": {"url": "https://a.org/a.png"}}
+    options = collect_options({"messages": [{"role": "user", "content": [part]}]})
+    (prompt,) = parse_generate(options, GENERATION).request.prompts
+    assert isinstance(prompt, Conversation)
+    assert [each.url for each in prompt.images] == ["https://a.org/a.png"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "text_input: expected a string, got nothing; send the text to continue, or messages"),
+        ({"messages": None}, "text_input: expected a string, got nothing"),
+        (
+            {"text_input": "a", "messages": MESSAGES},
+            "messages: expected either text_input or messages, got both; send one of them",
+        ),
+        (
+            {"messages": MESSAGES, "parameters": {"exclude_input_from_output": False}},
+            "parameters.exclude_input_from_output: expected true with messages, got false; leave it out",
+        ),
+        ({"messages": "a"}, "messages: expected a list of 1 to 10000 objects"),
+        ({"messages": []}, "messages: expected a list of 1 to 10000 objects"),
+        ({"messages": [{"role": "user", "content": [{**IMAGE, "type": "image"}]}]}, "messages[0].content[0].type: "),
+        (
+            {"messages": [{"role": "user", "content": [{**IMAGE, "image_url": {"url": "ftp://a"}}]}]},
+            "messages[0].content[0].image_url.url: expected base64 or a data URL",
+        ),
+    ],
+)
+def test_wrong_prompt_is_refused(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_generate(collect_options(body), GENERATION)
+    assert refused.value.message.startswith(message)
+
+
+def test_model_without_template_refuses_messages() -> None:
+    with pytest.raises(InvalidInput, match=r"^messages: expected a model with a chat template, .* send text_input"):
+        parse_generate(collect_options({"messages": MESSAGES}), replace(GENERATION, has_chat_template=False))
 
 
 def test_options_are_collected_from_all_places() -> None:
@@ -161,7 +227,11 @@ def test_error_has_the_name_of_the_caller(body: dict[str, Any], message: str) ->
         ({"parameters": {"beam_width": 2}}, "parameters.beam_width: not supported; texts are sampled"),
         ({"skip_special_tokens": False}, "skip_special_tokens: not supported"),
         ({"beam_width": True}, "beam_width: not supported"),
-        ({"image": ["AAAA"]}, "image: not supported; this server reads only text"),
+        ({"image": ["AAAA"]}, "image: not supported; send messages with image_url parts to /v2/models/{name}/generate"),
+        ({"parameters": {"image_url": "a"}}, "parameters.image_url: not supported; send messages with image_url parts"),
+        ({"prompt_vocab_size": 7}, "prompt_vocab_size: not supported; prompts have no embeddings of their own"),
+        ({"parameters": {"messages": MESSAGES}}, f"parameters.messages: {ELSEWHERE}"),
+        ({"sampling_parameters": '{"messages": []}'}, f"sampling_parameters.messages: {ELSEWHERE}"),
         ({"lora_name": "red"}, "lora_name: not supported; name the adapter in the name of the model"),
         ({"logit_bias": "{"}, "logit_bias: expected JSON in the string, got an error"),
     ],

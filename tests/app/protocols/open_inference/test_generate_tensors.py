@@ -131,6 +131,9 @@ class TestInputs:
             (tensor("stream", [1], "int32"), "inputs.stream: expected BOOL, got INT32"),
             (tensor("streaming", [1], "int32"), "inputs.streaming: expected a boolean, got 1"),
             (tensor("stop_token_ids", np.ones(1025), "int32"), "inputs.stop_token_ids: expected at most 1024 elements"),
+            (strings("messages", "[]"), "inputs.messages: expected none here, got some; send messages as a member"),
+            (strings("messages", "a", "b", "c"), "inputs.messages: expected none here, got some"),
+            (strings("image", "YQ"), "inputs.image: not supported; send messages with image_url parts to /v2/models/"),
             (strings("text_input", "again"), "inputs.text_input: expected one tensor of this name, got two"),
         ],
     )
@@ -141,6 +144,9 @@ class TestInputs:
         assert refusal(tensor("max_token", [1], "int32"), kind=UnknownField).startswith("inputs.max_token: unknown")
         with pytest.raises(InvalidInput, match=r"^inputs\.text_input: expected a tensor, got nothing"):
             check_request(ParsedRequest([tensor("max_tokens", [1], "int32")]), WRITER)
+
+    def test_messages_among_parameters_are_refused(self) -> None:
+        assert refusal(messages="a").startswith("messages: expected none here, got some; send messages as a member")
 
     def test_priority_and_timeout(self) -> None:
         request = ask(tensor("priority", [1], "int32"), timeout=2500)
