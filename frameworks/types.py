@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from frameworks.generation.types import GenerationSpec
+from frameworks.generation.types import Conversation, GenerationSpec, PromptEnding, VisionSpec
 from frameworks.images.spec import ImageSpec
 from frameworks.tasks.types import TaskAnswer, TaskItem, TaskSpec
 
@@ -112,7 +112,8 @@ class TextSpec:
     `unpadded_because`: why only texts of one length share a batch; None where others do. `vectors`: of an embedding
     model. `sparse`: a weight for each token of the vocabulary; `multi`: a vector for each token of the text.
     `has_sides`: queries and documents have encoders of their own. `other_vectors`: kinds that requests may ask for
-    besides `vectors`, of the same run. `pads`: texts of a run are padded to the longest of them.
+    besides `vectors`, of the same run. `pads`: texts of a run are padded to the longest of them. `are_queries`: all
+    texts are read as queries, as the documents of the model are images.
     """
 
     max_tokens: int
@@ -130,6 +131,7 @@ class TextSpec:
     has_sides: bool = False
     other_vectors: tuple[Vectors, ...] = ()
     pads: bool = True
+    are_queries: bool = False
 
     @property
     def kinds(self) -> tuple[Vectors, ...]:
@@ -223,7 +225,8 @@ class ModelSpec:
     of that of the model. `generation`: only of a generating model. `products`: of a
     generating model on a CPU, the kernels of its linear layers. `awaits_kernels`: compiled ones may replace them, when
     they have been compiled. `is_composite`: other models of the server compute it. `pipeline`: of a model that answers
-    as a pipeline of transformers does. `graphs`: which runs, or decode steps, are graphs of the device, or why none is;
+    as a pipeline of transformers does. `messages`: of a model that embeds conversations, the bounds of their images.
+    `graphs`: which runs, or decode steps, are graphs of the device, or why none is;
     None on a device without graphs.
     """
 
@@ -251,6 +254,7 @@ class ModelSpec:
     is_composite: bool = False
     pipeline: TaskSpec | None = None
     graphs: str | None = None
+    messages: VisionSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
@@ -271,6 +275,11 @@ class ModelSpec:
         if self.generation is not None:
             return self.generation.max_context_tokens
         return self.text.max_tokens if self.text is not None else None
+
+    @property
+    def vision(self) -> VisionSpec | None:
+        """The bounds of the images of a conversation; None for a model that reads no conversation with images."""
+        return self.messages if self.generation is None else self.generation.vision
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -402,6 +411,28 @@ class PairRequest:
     truncate: Truncation = True
     raw_scores: bool = False
     with_labels: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRequest:
+    """A conversation to embed as a whole. `ending`: where its prompt ends; None: as the model's files say.
+
+    `normalize`, `dimensions`: as of TextRequest.
+    """
+
+    conversation: Conversation
+    ending: PromptEnding | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePairRequest:
+    """A text and images; the model scores how well each image matches the text. `images`: files."""
+
+    query: str
+    images: list[bytes]
+    truncate: Truncation = True
 
 
 @dataclass(frozen=True, slots=True)

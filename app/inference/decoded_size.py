@@ -8,7 +8,9 @@ from frameworks.images.spec import ImageRequest
 from frameworks.tasks.types import TaskRequest
 from frameworks.types import (
     CombinedAnswer,
+    ConversationRequest,
     EmbedAnswer,
+    ImagePairRequest,
     MultiVectorAnswer,
     PairRequest,
     SparseAnswer,
@@ -40,7 +42,11 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
         return total
     if isinstance(request, TextRequest):
         return received_bytes + _OBJECT_BYTES * len(request.texts)
-    if isinstance(request, ImageRequest):
+    if isinstance(request, ConversationRequest):
+        files = sum(len(image.data) for image in request.conversation.images)
+        texts = sum(len(message.content) for message in request.conversation.messages)
+        return files + texts + _OBJECT_BYTES * len(request.conversation.messages)
+    if isinstance(request, ImageRequest | ImagePairRequest):
         return sum(map(len, request.images)) + _OBJECT_BYTES * len(request.images)
     if isinstance(request, TaskRequest):
         return received_bytes + sum(_OBJECT_BYTES * len(each) for each in request.inputs)

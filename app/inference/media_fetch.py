@@ -59,7 +59,7 @@ class MediaFetcher:
         images = [image for image in conversation.images if image.url]
         for image in images:
             self._check_host(image)
-        vision = None if spec is None or spec.generation is None else spec.generation.vision
+        vision = None if spec is None else spec.vision
         if vision is None or len(conversation.images) > vision.max_images:
             return conversation  # the engine refuses it
         files = {id(image): await self._file_of(image, hold) for image in images}

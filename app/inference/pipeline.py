@@ -27,9 +27,11 @@ from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.text.tokens import TokenizeRequest
-from frameworks.types import ModelSpec
+from frameworks.types import ConversationRequest, ModelSpec
 
 Result = TypeVar("Result")
+_WITH_FILES = (TokenizeRequest, ConversationRequest)
+"""Requests whose conversation may name files by URL, beside those for a text."""
 _LOOP_CHECK_S = 1.0
 """How often a thread that waits for the event loop checks that the loop still runs."""
 
@@ -129,7 +131,7 @@ class Pipeline:
         else:
             context.is_watched = True
             try:
-                if timeout_ms is None and decoded.spec is not None and type(decoded.request) is not TokenizeRequest:
+                if timeout_ms is None and decoded.spec is not None and type(decoded.request) not in _WITH_FILES:
                     answer = await self._service.infer(context, decoded.request)
                 else:
                     answer = await self._answer_within(self._left_s(timeout_ms, context), context, decoded)
@@ -137,7 +139,7 @@ class Pipeline:
                 context.is_watched = False
                 if context.watching is not None:
                     await context.end_watch()
-            if context.shadowed is not None:
+            if context.shadowed is not None and not _has_urls(decoded.request):
                 self._shadowing.copy(context.shadowed, decoded.request, answer, context.permit.tenant)
         started_s = time.perf_counter()
         if context.is_long_to_encode(decoded, answer):
@@ -217,6 +219,9 @@ class Pipeline:
                 request = decoded.request
                 if type(request) is TokenizeRequest and type(request.prompt) is Conversation:
                     request = replace(request, prompt=await self._with_files(request.prompt, context, decoded))
+                elif type(request) is ConversationRequest:
+                    conversation = await self._with_files(request.conversation, context, decoded)
+                    request = replace(request, conversation=conversation)
                 if decoded.spec is not None:
                     return await self._service.infer(context, request)
                 context.permit.begin()
@@ -270,6 +275,11 @@ class Pipeline:
     def _left_s(self, timeout_ms: float | None, context: RequestContext) -> float | None:
         """Return the seconds until the request's deadline, counted from its first byte; None if it has no deadline."""
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - context.started_s)
+
+
+def _has_urls(request: Any) -> bool:
+    """Whether files of a request were fetched, so that a copy of it would lack them."""
+    return type(request) is ConversationRequest and request.conversation.has_urls
 
 
 def _decode_routed(context: RequestContext, loop: asyncio.AbstractEventLoop) -> DecodedRequest:

@@ -17,7 +17,9 @@ from frameworks.types import (
     Array,
     ClassifyAnswer,
     CombinedAnswer,
+    ConversationRequest,
     EmbedAnswer,
+    ImagePairRequest,
     MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
@@ -27,7 +29,9 @@ from frameworks.types import (
 )
 from memory.result_cache import ResultCache
 
-CacheableRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TaskRequest
+CacheableRequest = (
+    TensorBatch | TextRequest | ImageRequest | ConversationRequest | PairRequest | ImagePairRequest | TaskRequest
+)
 # The size of a Python object beside its content, and of its place in a list or tuple.
 _OBJECT_BYTES = 64
 _CHARACTER_BYTES = 4  # for texts with characters beyond U+FFFF; most take less
@@ -192,7 +196,10 @@ def key_of(
         # Files are long, and their digests as good.
         files = tuple([sha256(file).digest() for file in request.images])
         image_options = request.normalize, request.top_k, request.dimensions, request.raw_scores, request.output_names
-        return (*owner, files, *image_options), 2 * _OBJECT_BYTES * len(files)
+        return (*owner, files, *image_options, request.vectors), 2 * _OBJECT_BYTES * len(files)
+    if isinstance(request, ConversationRequest | ImagePairRequest):
+        digest = sha256(msgspec.msgpack.encode(request)).digest()
+        return (*owner, type(request).__name__, digest), 2 * _OBJECT_BYTES
     if isinstance(request, TaskRequest):
         asked = msgspec.msgpack.encode((request.inputs, sorted(request.parameters.items())))
         return (*owner, sha256(asked).digest()), 2 * _OBJECT_BYTES

@@ -26,7 +26,7 @@ from frameworks.engine.process.wire.serialization import (
 from frameworks.images.spec import ImageRequest
 from frameworks.models.replicas.control import ControlLink
 from frameworks.tasks.types import TaskRequest
-from frameworks.types import Answer, Array, TensorBatch, TextRequest
+from frameworks.types import Answer, Array, ConversationRequest, ImagePairRequest, TensorBatch, TextRequest
 
 MAX_ANSWER_BYTES = 16 * 1024**2
 """Larger responses are neither cached nor sent to other workers."""
@@ -144,8 +144,11 @@ async def _digest_of(owner: tuple[Hashable, ...], request: CacheableRequest) -> 
     """Return the digest of all that the response depends on; None for a request that cannot be cached."""
     if isinstance(request, TensorBatch):
         size = sum(value.nbytes for value in request.inputs.values() if isinstance(value, np.ndarray))
-    elif isinstance(request, ImageRequest):
+    elif isinstance(request, ImageRequest | ImagePairRequest):
         size = sum(map(len, request.images))
+    elif isinstance(request, ConversationRequest):
+        size = sum(len(each.data) for each in request.conversation.images)
+        size += sum(len(message.content) for message in request.conversation.messages)
     elif isinstance(request, TaskRequest):
         size = sum(len(value) for each in request.inputs for value in each.values())
     elif isinstance(request, TextRequest):

@@ -48,6 +48,8 @@ class PreparedRows(Protocol):
         ...
 
 
+ANY_SIDE = 64
+"""Pixels of the sides of an example image, for a model that prepares images of any size."""
 MEDIA = ("image", "audio", "video")
 """The fields of a request for files."""
 Shape = tuple[int, ...] | None
@@ -68,7 +70,9 @@ class RunModelDescription:
     required: frozenset[str] = field(default_factory=frozenset)
     """The inputs without which the model does not run; empty where the server does not say."""
     image_size: tuple[int, int] | None = None
-    """Height and width of a prepared image; None for a model that reads no images."""
+    """Height and width of a prepared image, ANY_SIDE where they depend on the image; None for a model that reads no
+    images.
+    """
     reads: tuple[str, ...] = ()
     """The fields of one input of a task of transformers' pipelines; empty for other models."""
     vectors: Vectors = "dense"

@@ -21,6 +21,7 @@ from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ProtocolError
 from app.server.build import Host, build_inference
 from extensions.offline.contract import (
+    ANY_SIDE,
     MEDIA,
     Generated,
     RequestRefused,
@@ -101,7 +102,7 @@ class LocalModel:
         self.description = RunModelDescription(
             slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec, slots),
             frozenset(each.name for each in spec.inputs if each.required),
-            None if spec.image is None else (spec.image.height, spec.image.width),
+            (spec.image.height or ANY_SIDE, spec.image.width or ANY_SIDE) if spec.image else None,
             () if spec.pipeline is None else spec.pipeline.reads,
             "dense" if spec.text is None else spec.text.vectors,
             0 if spec.generation is None or spec.generation.vision is None else spec.generation.vision.max_images,

@@ -15,6 +15,7 @@ import orjson
 
 from app.cli.failures import is_lasting, reason_of, refused_key
 from extensions.offline.contract import (
+    ANY_SIDE,
     Generated,
     RequestRefused,
     RowAnswer,
@@ -120,7 +121,7 @@ class ServerModel:
             _shapes(model["inputs"]),
             _shapes(model["outputs"]),
             identity,
-            image_size=image and (image["height"], image["width"]),
+            image_size=image and (image["height"] or ANY_SIDE, image["width"] or ANY_SIDE),
             reads=tuple(model.get("reads") or ()),
             vectors=model.get("vectors") or "dense",
             max_images=vision["max_images"] if vision else 0,

@@ -20,6 +20,8 @@ from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
     Array,
+    ConversationRequest,
+    ImagePairRequest,
     ModelSpec,
     PairRequest,
     SentBatch,
@@ -27,7 +29,16 @@ from frameworks.types import (
     TextRequest,
 )
 
-EngineRequest = TensorBatch | TextRequest | ImageRequest | PairRequest | TaskRequest | TokenRequest
+EngineRequest = (
+    TensorBatch
+    | TextRequest
+    | ImageRequest
+    | ConversationRequest
+    | PairRequest
+    | ImagePairRequest
+    | TaskRequest
+    | TokenRequest
+)
 """A request with one answer."""
 ComputeNow = Callable[[TensorBatch, Timings, Tenant], Outputs | None]
 """As Engine.compute_now; the tenant is charged for the rows, and the times are recorded in the timings."""

@@ -24,6 +24,7 @@ from frameworks.text.tokens import TokenAnswer
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
+    ImagePairRequest,
     ModelSpec,
     PairRequest,
     SentBatch,
@@ -310,7 +311,7 @@ def _rows(request: EngineRequest | TokenBatch) -> int:
     """Return the rows of a request for the model; 1 for a request of the tokenizer."""
     if isinstance(request, TensorBatch | TokenBatch):
         return max(1, request.rows)
-    if isinstance(request, ImageRequest):
+    if isinstance(request, ImageRequest | ImagePairRequest):
         return max(1, len(request.images))
     if isinstance(request, TaskRequest):
         return max(1, len(request.inputs))

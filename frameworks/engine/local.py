@@ -11,6 +11,8 @@ from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.generation import GenerationService
 from frameworks.engine.images import ImageService
+from frameworks.engine.seeing.image_pairs import score_images
+from frameworks.engine.seeing.service import SeeingService
 from frameworks.engine.tasks import TaskService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads import EngineThreads
@@ -26,7 +28,7 @@ from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker
 from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer, TokenizeRequest, TokenRequest
-from frameworks.types import Answer, PairRequest, TextRequest
+from frameworks.types import Answer, ConversationRequest, ImagePairRequest, PairRequest, TextRequest
 
 Result = TypeVar("Result")
 
@@ -55,6 +57,10 @@ class LocalEngine:
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
         self._images = ImageService(model, self.submit, threads)
         self._tasks = TaskService(model, self.submit, threads)
+        self._seeing: SeeingService | None = None
+        prompts = getattr(model, "content_prompts", None)
+        if prompts is not None:
+            self._seeing = SeeingService(cast("BatchModel", model), prompts, self.submit, threads)
         self._adapter_uses = AdapterUses(settings.name)
         self._generation: GenerationService | None = None
         if isinstance(dispatcher, StepDispatcher):
@@ -86,15 +92,26 @@ class LocalEngine:
                 return self._generation.tokenize(run, request)
             return self._texts.answer_token_request(run, request)
         if isinstance(request, TextRequest):
-            return self._texts.answer(run, request)
+            return (self._seeing or self._texts).answer(run, request)
         if isinstance(request, ImageRequest):
-            return self._images.answer(run, request)
+            return (self._seeing or self._images).answer(run, request)
         if isinstance(request, PairRequest):
-            return self._texts.score(run, request)
+            return (self._seeing or self._texts).score(run, request)
+        if isinstance(request, ConversationRequest | ImagePairRequest):
+            return self._answer_seen(run, request)
         if isinstance(request, TaskRequest):
             return self._tasks.answer(run, request)
         permit = run.permit
         return self.submit(request, run.priority, permit.begin, run.timings, permit.tenant)
+
+    async def _answer_seen(self, run: Run, request: ConversationRequest | ImagePairRequest) -> Answer:
+        if isinstance(request, ImagePairRequest):
+            if self._seeing is None:
+                return await score_images(run, request, self._texts, self._images)
+            return await self._seeing.score_images(run, request)
+        if self._seeing is None:
+            raise InvalidInput("messages", "expected a model that embeds conversations, got another; send input")
+        return await self._seeing.answer(run, request)
 
     async def generate(
         self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool

@@ -59,7 +59,7 @@ class TaskService:
             for position in positions:
                 predictions[position] = await self._predict(run, pipeline, request, position)
 
-        await _at_once(predict_some, len(predictions))
+        await at_once(predict_some, len(predictions))
         return TaskAnswer(predictions)
 
     async def _predict(self, run: Run, pipeline: TaskPipeline, request: TaskRequest, position: int) -> Any:
@@ -78,36 +78,37 @@ class TaskService:
             finally:
                 run.timings.decoded(begun_s, time.perf_counter())
             self._input_bytes = max(self._input_bytes, sum(item.nbytes for item in items))
-            outputs = await self._run_items(run, items)
+            outputs = await run_items(run, self._submit, items)
             del items
             return await self._threads.run_task(_size_of(task_input), pipeline.finish, outputs, parameters)
         finally:
             memory.release(held_bytes)
 
-    async def _run_items(self, run: Run, items: Sequence[TaskItem]) -> list[Any]:
-        """Run the items, those of each shape together; return their outputs in order."""
-        groups: dict[Hashable, list[int]] = {}
-        for position, item in enumerate(items):
-            groups.setdefault(position if item.shape is None else (item.shape,), []).append(position)
-        outputs: list[Any] = [None] * len(items)
-        left = iter(groups.values())
 
-        async def run_some() -> None:
-            permit = run.permit
-            for group in left:
-                batch = TaskBatch([items[position] for position in group])
-                result = await self._submit(batch, run.priority, permit.begin, run.timings, permit.tenant)
-                rows = result[TASK_OUTPUT]
-                assert isinstance(rows, np.ndarray)
-                for position, output in zip(group, rows.tolist(), strict=True):
-                    outputs[position] = output
+async def run_items(run: Run, submit: Submit, items: Sequence[TaskItem]) -> list[Any]:
+    """Run the items, those of each shape together; return their outputs in order."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, item in enumerate(items):
+        groups.setdefault(position if item.shape is None else (item.shape,), []).append(position)
+    outputs: list[Any] = [None] * len(items)
+    left = iter(groups.values())
 
-        # An input may have thousands of items that run alone: other requests are queued between them.
-        await _at_once(run_some, len(groups))
-        return outputs
+    async def run_some() -> None:
+        permit = run.permit
+        for group in left:
+            batch = TaskBatch([items[position] for position in group])
+            result = await submit(batch, run.priority, permit.begin, run.timings, permit.tenant)
+            rows = result[TASK_OUTPUT]
+            assert isinstance(rows, np.ndarray)
+            for position, output in zip(group, rows, strict=True):
+                outputs[position] = output
+
+    # An input may have thousands of items that run alone: other requests are queued between them.
+    await at_once(run_some, len(groups))
+    return outputs
 
 
-async def _at_once(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+async def at_once(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
     """Run `work` up to `_MAX_AT_ONCE` times at once. Raises the first error; the others are cancelled."""
     if count == 1:
         return await work()

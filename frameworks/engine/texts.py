@@ -84,7 +84,7 @@ class TextService:
         tokenizer, text = model.tokenizer, model.spec.text
         if not isinstance(tokenizer, TextTokenizer) or text is None:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
-        kinds = _kinds_of(text, request)
+        kinds = kinds_of(text, request)
         if kinds == ("sparse",) and request.normalize:
             raise InvalidInput("normalize", "expected no true for sparse vectors, got true; leave the option out")
         if text.vectors == "multi":
@@ -284,7 +284,7 @@ def _size_of(request: TokenRequest) -> int:
     return size_of_prompt(request.prompt)
 
 
-def _kinds_of(text: TextSpec, request: TextRequest) -> tuple[Vectors, ...]:
+def kinds_of(text: TextSpec, request: TextRequest) -> tuple[Vectors, ...]:
     """Return the kinds of vectors that a request asks for.
 
     Raises InvalidInput for one that the model has not, and where the response of the request's protocol cannot hold

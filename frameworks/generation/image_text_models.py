@@ -41,6 +41,14 @@ SERVED = frozenset(
         *("VideoLlavaForConditionalGeneration", "VipLlavaForConditionalGeneration"),
     }
 )
+BASES = frozenset(
+    name.removesuffix("ForConditionalGeneration") + "Model"
+    for name in SERVED
+    if name.endswith("ForConditionalGeneration")
+)
+"""The classes of the same models without a head."""
+PAGE_RETRIEVERS = frozenset({"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"})
+"""The classes that have a vector for each token of a query, and of the image of a page."""
 _ENCODER_DECODER = "it has an encoder and a decoder of texts"
 NOT_SERVED: dict[str, str] = {
     **dict.fromkeys(

@@ -9,13 +9,14 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
-    """How a model reads images. `input_name`: the tensor that the pixels of each image become one row of.
+    """How a model reads images. `input_name`: the tensor that the pixels of each image become one row of; empty where
+    an image becomes several tensors, of a size that depends on it.
 
-    `height`, `width`: of that tensor, in pixels. `labels`: of a classifier, by index. `multi_label`: each label has a
-    probability of its own. `normalize`: whether embeddings are L2-normalised by default. `embedding_size`: dimensions
-    of an embedding; None for other tasks, and where the files do not define it. `output_name`: of the logits or the
-    embeddings; empty for task `tensor`. `pooling`: `cls` for an output of hidden states, whose first one is the
-    embedding. `gives_probabilities`: the output of a classifier is no logits.
+    `height`, `width`: of that tensor, in pixels; 0 without one. `labels`: of a classifier, by index. `multi_label`:
+    each label has a probability of its own. `normalize`: whether embeddings are L2-normalised by default.
+    `embedding_size`: dimensions of an embedding; None for other tasks, and where the files do not define it.
+    `output_name`: of the logits or the embeddings; empty for task `tensor`. `pooling`: `cls` for an output of hidden
+    states, whose first one is the embedding. `gives_probabilities`: the output of a classifier is no logits.
     """
 
     input_name: str
@@ -36,7 +37,8 @@ class ImageRequest:
 
     `normalize`: None for the default of the model's files. `top_k`: how many labels; None: all. `dimensions`: truncate
     embeddings to this size; None: whole embeddings. `raw_scores`: the logits of labels instead of their probabilities.
-    `output_names`: of a model of task `tensor`; None for every output.
+    `output_names`: of a model of task `tensor`; None for every output. `vectors`: the kinds that the response of the
+    protocol can hold.
     """
 
     images: list[bytes]
@@ -45,3 +47,4 @@ class ImageRequest:
     dimensions: int | None = None
     raw_scores: bool = False
     output_names: tuple[str, ...] | None = None
+    vectors: tuple[Literal["dense", "multi"], ...] = ("dense",)

@@ -28,7 +28,7 @@ from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.tasks.architectures import SERVED, find_task
-from frameworks.text.config import GENERATES, read_text_config
+from frameworks.text.config import GENERATES, TextConfig, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
 from frameworks.text.pair_scores import Answers
 from frameworks.text.sentence_modules.router import Side, Sides, read_sides
@@ -36,6 +36,7 @@ from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     from frameworks.pytorch.encoders.images.encoder import ImageModel
+    from frameworks.pytorch.encoders.seeing.model import SeeingModel
     from frameworks.pytorch.encoders.sides import SidedModel
     from frameworks.pytorch.generation.loading.served import GeneratorLoad, GeneratorPerformance
     from frameworks.pytorch.generation.step.engine import GeneratingModel
@@ -51,6 +52,10 @@ _KEYS_OF_GENERATORS = (
     "kv_cache_bytes", "max_num_batched_tokens", "speculation", "draft_model", "num_speculative_tokens",
     "adapters", "tensor_parallel", "vision", "max_images", "max_image_pixels",
 )  # fmt: skip
+
+
+_KEYS_OF_IMAGES = ("max_images", "max_image_pixels")
+"""Those of models that embed images and texts alike, too."""
 
 
 class TorchRegistry:
@@ -114,7 +119,10 @@ class TorchRegistry:
 
     def load(
         self, entry: ModelEntry, path: Path, device: Device
-    ) -> "list[EncoderModel] | list[SidedModel] | list[GeneratingModel] | list[ImageModel] | list[TaskModel]":
+    ) -> (
+        "list[EncoderModel] | list[SidedModel] | list[GeneratingModel] | list[ImageModel] | list[SeeingModel]"
+        " | list[TaskModel]"
+    ):
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         task = find_task(path, entry.task)
@@ -156,11 +164,23 @@ class TorchRegistry:
 
                 return [load_generator(load, serve=load_parallel)]
             return [load_generator(load, draft)]
+        return self._load_encoders(files, device, threads, None if bits is None else self._copies)
+
+    def _load_encoders(
+        self, files: ModelFiles, device: Device, threads: int, copies: QuantizedCopies | None
+    ) -> "list[EncoderModel] | list[ImageModel] | list[SeeingModel]":
+        """Load a model that embeds or classifies. `copies`: of int8 reports; None: it is not quantized."""
+        entry = files.entry
         dtype = dtype_of(entry) or default_dtype(device, files.weights.dtype)
         loading = EncoderLoading(
             device, dtype, threads, self._enable_memory_mapping, self._pool, self._needed_bytes.max_rows(entry)
         )
-        copies = None if bits is None else self._copies
+        if _embeds_images(files.config):
+            from frameworks.pytorch.encoders.seeing.loading import load_seeing_models
+
+            if copies is not None:
+                raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for a model that sees; remove it')
+            return load_seeing_models(files, loading)
         images = find_images(files.folder)
         if images is not None:
             from frameworks.pytorch.encoders.images.loading import load_image_models
@@ -312,7 +332,8 @@ def _check_kind(files: ModelFiles) -> None:
     reason = NOT_SERVED.get(config.architecture)
     if reason is not None:
         raise InvalidModel(f"{folder}: {config.architecture} is not served: {reason}; choose another model")
-    if config.is_encoder_decoder or (config.architecture.endswith(_GENERATES_OTHERWISE) and not config.generates):
+    is_other = config.architecture.endswith(_GENERATES_OTHERWISE) and not config.reads_messages
+    if config.is_encoder_decoder or (is_other and not config.generates):
         raise InvalidModel(
             f"{folder}: expected an encoder (embed, classify) or a causal language model (generate), "
             f"got {config.architecture or config.model_type}"
@@ -326,7 +347,8 @@ def _check_kind(files: ModelFiles) -> None:
             "make them agree or remove it"
         )
     fields = TorchModelEntry.model_fields
-    unsuitable = [key for key in _KEYS_OF_GENERATORS if getattr(files.entry, key) != fields[key].default]
+    keys = set(_KEYS_OF_GENERATORS) - (set(_KEYS_OF_IMAGES) if _embeds_images(config) else set())
+    unsuitable = sorted(key for key in keys if getattr(files.entry, key) != fields[key].default)
     if unsuitable and not generates:
         raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
     if files.entry.kv_cache_dtype != "auto" and not generates:
@@ -340,6 +362,11 @@ def _check_kind(files: ModelFiles) -> None:
     if files.entry.score_tokens is not None and config.answers is None:
         found = config.architecture or config.model_type
         raise InvalidModel(f"{folder}: score_tokens: expected a causal language model, got {found}; remove it")
+
+
+def _embeds_images(config: TextConfig) -> bool:
+    """Whether the model embeds images and texts alike."""
+    return config.reads_pages or config.reads_messages
 
 
 def _check_task(files: ModelFiles) -> None:

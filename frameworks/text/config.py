@@ -12,6 +12,7 @@ from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.generation.image_text_models import BASES, PAGE_RETRIEVERS
 from frameworks.generation.image_text_models import SERVED as IMAGE_TEXT_MODELS
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
@@ -109,6 +110,7 @@ class TextConfig:
         return (
             embeds
             or self.late is not None
+            or self.reads_pages
             or not self.architecture
             or self.pooling is not None
             or self.classifies
@@ -120,6 +122,17 @@ class TextConfig:
         """Whether the model generates text. A language model with a module for its output embeds, or scores pairs."""
         generates = self.architecture.endswith(GENERATES) or self.architecture in IMAGE_TEXT_MODELS
         return generates and self.pooling is None and self.answers is None
+
+    @property
+    def reads_pages(self) -> bool:
+        """Whether the model has vectors for the tokens of queries, and of images of pages."""
+        return self.architecture in PAGE_RETRIEVERS
+
+    @property
+    def reads_messages(self) -> bool:
+        """Whether the model embeds conversations with images, in its chat template."""
+        sees = self.architecture in IMAGE_TEXT_MODELS or self.architecture in BASES
+        return sees and self.pooling is not None and self.pair_messages.is_used is True
 
     def with_answers(self, answers: Answers) -> "TextConfig":
         """Return the configuration of a language model that scores pairs by these answers."""
@@ -166,9 +179,10 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
     pooling = order.pooling
     labels = _labels(config, encoder)
     architecture = _architecture(config, encoder)
+    of_texts = _decoder_of(config, architecture)
     problem = config.get("problem_type")
     found = TextConfig(
-        max_tokens=_max_tokens(config, tokenizer, sentence) or _limit_of(truncation) or _DEFAULT_MAX_TOKENS,
+        max_tokens=_max_tokens(of_texts, tokenizer, sentence) or _limit_of(truncation) or _DEFAULT_MAX_TOKENS,
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=None if pooling is None else read_pooling(pooling),
         pools_prompt=pooling is None or pools_prompt(pooling),
@@ -186,7 +200,7 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
         multi_label=problem == "multi_label_classification" or len(labels) == 1,
         is_regression=problem == "regression",
         is_encoder_decoder=bool(config.get("is_encoder_decoder")),
-        hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
+        hidden_size=max(0, _integer(of_texts.get("hidden_size"), 0)),
         shorter_sizes=_shorter_sizes(config, encoder),
         reads_token_types=_reads_token_types(config, tokenizer),
         prompts=_prompts(folder / "config_sentence_transformers.json") if late is None else {},
@@ -195,7 +209,7 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
         truncates_left=_truncates_left(tokenizer, truncation, encoder),
         late=late,
         sparse=sparse,
-        max_positions=max(0, _integer(config.get("max_position_embeddings"), 0)),
+        max_positions=max(0, _integer(of_texts.get("max_position_embeddings"), 0)),
     )
     if modules and modules[0].kind in ("WordEmbeddings", "BoW"):
         return _of_words(found, modules[0], order)
@@ -261,7 +275,7 @@ def _sentence_file(folder: Path) -> Path:
 def _check_texts_are_plain(config: TextConfig, folder: Path) -> None:
     """Raise InvalidModel for a model that reads single texts as messages, in its chat template."""
     reads_texts = config.pooling is not None or (config.classifies and len(config.labels) > 1)
-    if reads_texts and config.pair_messages.is_used:
+    if reads_texts and config.pair_messages.is_used and not config.reads_messages:
         raise InvalidModel(
             f"{folder}: modality_config: expected text, got message; texts in a chat template are not served"
         )
@@ -285,6 +299,14 @@ def _prompts(file: Path) -> dict[str, str]:
     if len(prompts) > _MOST_PROMPTS:
         raise InvalidModel(f"{file}: expected at most {_MOST_PROMPTS} prompts, got {len(prompts)}")
     return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+
+
+def _decoder_of(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the settings of the text decoder of a model that sees; of any other model all."""
+    whole = config.get("vlm_config", config) if architecture in PAGE_RETRIEVERS else config
+    sees = architecture in PAGE_RETRIEVERS or architecture in IMAGE_TEXT_MODELS or architecture in BASES
+    decoder = whole.get("text_config") if sees and isinstance(whole, dict) else None
+    return decoder if isinstance(decoder, dict) else config
 
 
 def _architecture(config: dict[str, Any], folder: Path) -> str:

@@ -27,10 +27,12 @@ class TensorDescription(ResponseBody):
 
 
 class ImageInput(ResponseBody):
-    """How the model reads images. `height`, `width`: in pixels, of every image after its preparation."""
+    """How the model reads images. `height`, `width`: in pixels, of every image after its preparation; null where they
+    depend on the image.
+    """
 
-    height: int
-    width: int
+    height: int | None
+    width: int | None
     labels: int | None = Field(description="Number of labels of a classifier; null for other models.")
     embedding_size: int | None = Field(description="Dimensions of an embedding; null for other models.")
 
@@ -276,7 +278,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "awaits_kernels": bool(spec and spec.awaits_kernels),
         "progress": work_of(slot.name),
         "attention": _attention(spec),
-        "vision": asdict(spec.generation.vision) if spec and spec.generation and spec.generation.vision else None,
+        "vision": asdict(spec.vision) if spec and spec.vision else None,
         "graphs": spec.graphs if spec else None,
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
@@ -414,8 +416,8 @@ def printable(text: str) -> str:
 
 def _image(image: ImageSpec) -> dict[str, Any]:
     return {
-        "height": image.height,
-        "width": image.width,
+        "height": image.height or None,
+        "width": image.width or None,
         "labels": len(image.labels) or None,
         "embedding_size": image.embedding_size,
     }

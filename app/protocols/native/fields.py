@@ -245,7 +245,7 @@ class InferResponse(ResponseBody):
         None, description="For text and image, embed models: one vector for each, in order."
     )
     multi_embeddings: list[list[list[float]]] | None = Field(
-        None, description="For text, models of late interaction: the vectors of the tokens of each, in order."
+        None, description="For text and image, models of late interaction: the vectors of the tokens of each, in order."
     )
     sparse_embeddings: list[SparseVector] | None = Field(
         None, description="For text, models of sparse vectors: the vector of each, in order."

@@ -6,7 +6,13 @@ from typing import Any, Literal
 from app.protocols.native.fields import COMMON_FIELDS, OPTIONS, PARAMETERS
 from app.protocols.native.inputs import TASK_OPTIONS, read_boolean, read_count, read_output_names
 from app.protocols.native.parameters import in_parameters, merge_parameters_of_files, read_raw_scores
-from app.protocols.shared.fields.images import check_num_images, check_reads_images, check_vector_size, decode_images
+from app.protocols.shared.fields.images import (
+    check_num_images,
+    check_reads_images,
+    check_vector_size,
+    decode_images,
+    vectors_of_images,
+)
 from app.protocols.shared.json.body import Document, Node
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.images.spec import ImageRequest
@@ -57,7 +63,7 @@ def read_files(files: Sequence[bytes], options: Mapping[str, Any], spec: ModelSp
             return _build(list(files), options, spec, names)
         except InvalidInput as error:
             raise in_parameters(error, own) from None
-    return _build(list(files), options, spec, names) if options else ImageRequest(list(files))
+    return _build(list(files), options, spec, names)
 
 
 def read_options(given: Sequence[tuple[str, str]], place: str) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def _build(
     images: list[bytes], options: Mapping[str, Any], spec: ModelSpec, names: tuple[str, ...] | None
 ) -> ImageRequest:
     if not options:
-        return ImageRequest(images)
+        return ImageRequest(images, vectors=vectors_of_images(spec))
     for option, task in TASK_OPTIONS:
         if option in options and spec.task != task:
             raise InvalidInput(option, f"expected a model of task {task}, got {spec.task}; leave the option out")
@@ -107,6 +113,7 @@ def _build(
         top_k=read_count(options, "top_k"),
         raw_scores=read_raw_scores(options, spec),
         output_names=names,
+        vectors=vectors_of_images(spec),
     )
 
 

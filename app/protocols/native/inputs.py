@@ -18,6 +18,7 @@ TASK_OPTIONS = (
     ("normalize", "embed"), ("dimensions", "embed"), ("top_k", "classify"), ("function_to_apply", "classify"),
 )  # fmt: skip
 """Options of texts and images, with the task of their models."""
+_MAX_SHOWN = 100
 
 
 def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest | TensorBatch:
@@ -89,8 +90,8 @@ def _are_queries(fields: dict[str, Node], spec: ModelSpec) -> bool:
     """Read `input_type`. Raises InvalidInput."""
     if "input_type" not in fields:
         return False
-    check_input_type(spec)
     value = fields["input_type"]
+    check_input_type(spec, str(value)[:_MAX_SHOWN])
     if value not in ("query", "document"):
         raise InvalidInput("input_type", f'expected "query" or "document", got {describe_type(value)}; correct it')
     return bool(value == "query")
@@ -165,7 +166,7 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
 
 
 def _refuse_tensors(spec: ModelSpec, input_field: str) -> None:
-    if spec.framework == "pytorch" and spec.image is None:
+    if spec.framework == "pytorch" and (spec.image is None or not spec.image.input_name):
         raise InvalidInput(input_field, explain_expected_input(spec))
 
 

@@ -117,7 +117,7 @@ def with_own_field(error: ErrorReply) -> ErrorReply:
 
 def _signature_for(parsed: ParsedRequest, spec: ModelSpec) -> Signature:
     signature = signature_for(spec)
-    if not reads_content(spec) or (spec.framework == "pytorch" and spec.image is None):
+    if not reads_content(spec) or (spec.framework == "pytorch" and (spec.image is None or not spec.image.input_name)):
         return signature
     graph = signature_for(spec, of_graph=True)
     names = {tensor.name for tensor in parsed.inputs}

@@ -6,12 +6,12 @@ import numpy as np
 import orjson
 
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
-from app.protocols.openai.embeddings import row_writer
+from app.protocols.openai.embeddings import conversation_of, row_writer
 from app.protocols.openai.field_policy import CLASSIFY, POOLING
 from app.protocols.openai.image_messages import read_images, rename_content
 from app.protocols.openai.requests import ClassifyRequest, PoolingRequest
 from app.protocols.shared.codec import AnswerContext
-from app.protocols.shared.fields.images import check_vector_size
+from app.protocols.shared.fields.images import check_vector_size, vectors_of_images
 from app.protocols.shared.fields.texts import (
     check_dimensions,
     check_input_type,
@@ -27,6 +27,7 @@ from frameworks.text.label_order import in_label_order
 from frameworks.types import (
     Array,
     ClassifyAnswer,
+    ConversationRequest,
     EmbedAnswer,
     ModelSpec,
     MultiVectorAnswer,
@@ -65,22 +66,26 @@ def _classified(index: int, row: list[tuple[str, float]], probabilities: list[fl
     return {"index": index, "label": row[0][0], "probs": probabilities, "num_classes": len(row)}
 
 
-def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
+def _build_pooling(body: PoolingRequest, spec: ModelSpec) -> TextRequest | ImageRequest | ConversationRequest:
     has_multi = spec.text is not None and "multi" in spec.text.kinds
     tasks = (None, spec.task, "token_embed" if has_multi else None)
     if body.task not in tasks:
         raise InvalidInput("task", f'expected "{spec.task}", the task of the model, got "{body.task}"; omit the field')
     is_embed = spec.task == "embed"
     raw_scores = not is_embed and body.use_activation is False
+    conversation = conversation_of(body, spec, body.use_activation)
+    if conversation is not None:
+        return conversation
     images = read_images(body.messages, body.input, spec)
     if images is not None:
         check_vector_size(body.dimensions if is_embed else None, spec)
-        return ImageRequest(images, body.use_activation if is_embed else None, raw_scores=raw_scores)
+        normalize = body.use_activation if is_embed else None
+        return ImageRequest(images, normalize, raw_scores=raw_scores, vectors=vectors_of_images(spec))
     assert spec.text is not None
     assert body.input is not None
     check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
     if body.input_type is not None:
-        check_input_type(spec)
+        check_input_type(spec, body.input_type)
     texts, token_ids = texts_or_ids(body.input)
     _check_sparse_rows(len(texts if token_ids is None else token_ids), spec.text)
     return TextRequest(

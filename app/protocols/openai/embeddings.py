@@ -1,4 +1,4 @@
-"""/v1/embeddings: one vector for each text or image, for any embed model."""
+"""/v1/embeddings: one vector for each text or image, or for a conversation, for any embed model."""
 
 import base64
 from collections.abc import Callable
@@ -9,18 +9,28 @@ import orjson
 
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import EMBEDDINGS
-from app.protocols.openai.image_messages import read_images, read_input, rename_content
-from app.protocols.openai.requests import EmbeddingsRequest
+from app.protocols.openai.image_messages import (
+    check_no_ending,
+    ending_of,
+    read_conversation,
+    read_images,
+    read_input,
+    rename_content,
+)
+from app.protocols.openai.requests import EmbeddingsRequest, PoolingRequest
 from app.protocols.shared.codec import AnswerContext
 from app.protocols.shared.fields.images import check_vector_size
 from app.protocols.shared.fields.texts import check_dimensions, check_input_type, check_token_limit, texts_or_ids
 from frameworks.images.spec import ImageRequest
-from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
+from frameworks.types import Array, ConversationRequest, EmbedAnswer, ModelSpec, TextRequest
 
 
-def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageRequest:
+def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageRequest | ConversationRequest:
+    conversation = conversation_of(body, spec, body.normalizes)
+    if conversation is not None:
+        return conversation
     if body.input_type is not None:
-        check_input_type(spec)
+        check_input_type(spec, body.input_type)
     reads_input = body.modality == "image" and body.messages is None
     images = read_input(body.input, spec) if reads_input else read_images(body.messages, body.input, spec)
     if images is not None:
@@ -37,6 +47,23 @@ def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest | ImageReque
         dimensions=check_dimensions(body.dimensions or None, spec.text),
         token_ids=token_ids,
         are_queries=body.input_type == "query",
+    )
+
+
+def conversation_of(
+    body: EmbeddingsRequest | PoolingRequest, spec: ModelSpec, normalize: bool | None
+) -> ConversationRequest | None:
+    """Return the request for a conversation; None for texts and images that are embedded each. Raises InvalidInput."""
+    if body.messages is None or spec.messages is None or body.input is not None:
+        check_no_ending(body.add_generation_prompt, body.continue_final_message)
+        return None
+    assert spec.text is not None
+    check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
+    return ConversationRequest(
+        read_conversation(body.messages),
+        ending_of(body.add_generation_prompt, body.continue_final_message, body.messages),
+        normalize,
+        check_dimensions(body.dimensions or None, spec.text),
     )
 
 

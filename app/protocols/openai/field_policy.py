@@ -200,9 +200,11 @@ _PAIRS = {
     "instruction": Refusal("put it into the query"),
     "chat_template_kwargs": Refusal("pairs are read without a chat template: omit the field", ({},)),
 }
+# Of conversations that are embedded.
+_ENDINGS = ("add_generation_prompt", "continue_final_message")
 EMBEDDINGS = FieldPolicy(
     {
-        **{name: refusal for name, refusal in _OF_INPUT.items() if name != "modality"},
+        **{name: refusal for name, refusal in _OF_INPUT.items() if name not in ("modality", *_ENDINGS)},
         **_ENCODED,
         # Fields of Jina's variant of the route.
         "task": Refusal("put the prompt of the task before each text"),
@@ -220,7 +222,7 @@ CLASSIFY = FieldPolicy(
 )
 POOLING = FieldPolicy(
     {
-        **_OF_INPUT,
+        **{name: refusal for name, refusal in _OF_INPUT.items() if name not in _ENDINGS},
         **_ENCODED,
         "data": Refusal("send texts as input"),
         "raw_scores": Refusal(_USE_ACTIVATION, (False,)),

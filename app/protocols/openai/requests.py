@@ -5,11 +5,11 @@ Not in these classes: the fields that `field_policy.py` refuses, and the rules b
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf
 
 from app.protocols.openai.image_messages import ImageMessages
 from app.protocols.openai.messages import OpenAiMessages
-from app.protocols.shared.bodies import MAX_INT32, Body, OnlyFalse
+from app.protocols.shared.bodies import MAX_INT32, Body, OnlyFalse, read_body
 from app.protocols.shared.body_codec import RequestBody
 from app.protocols.shared.fields.constraints import ConstraintFields, StructuredField
 from app.protocols.shared.fields.generation import (
@@ -189,6 +189,17 @@ class ChatRequest(PromptEndFields, GenerationBody):
     chat_template_kwargs: _TemplateKwargs = None
 
 
+class ConversationEndFields(Body):
+    """As PromptEndFields, of conversations that are embedded."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Begin the model's turn after messages. Default: as the model's files say."
+    )
+    continue_final_message: bool | None = Field(
+        False, description="End within the last message, which is the assistant's and may be empty."
+    )
+
+
 class PoolingBody(RequestBody):
     """Fields of all routes for texts that generate nothing."""
 
@@ -228,7 +239,7 @@ _AnyDimensions = Annotated[
 ]
 
 
-class EmbeddingsRequest(PoolingBody):
+class EmbeddingsRequest(ConversationEndFields, PoolingBody):
     """Texts or images to embed, for any embed model: `input` or `messages`."""
 
     input: _TextsOrIds | None = None
@@ -260,14 +271,29 @@ class RerankDocument(Body):
     text: str
 
 
+class ImageDocument(Body):
+    """An image as a document, as Jina has it, for models that embed texts and images."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"image": "data:image/jpeg;base64,…"}]})
+
+    image: str = Field(description="A data URL or base64.")
+
+
 def _to_plain_documents(documents: Any) -> Any:
-    """Replace the objects of a list by their texts, as pydantic validates thousands of objects in one long call."""
+    """Replace the objects of a list by their texts, as pydantic validates thousands of objects in one long call.
+
+    Others are built here, so that an error names their fields. Raises InvalidInput, UnknownField.
+    """
     if not isinstance(documents, list):
         return documents
-    return [
-        each["text"] if type(each) is dict and each.keys() == _DOCUMENT_FIELDS and type(each["text"]) is str else each
-        for each in documents
-    ]
+    return [_plain_document(each, index) if type(each) is dict else each for index, each in enumerate(documents)]
+
+
+def _plain_document(document: dict[str, Any], index: int) -> Any:
+    if document.keys() == _DOCUMENT_FIELDS and type(document["text"]) is str:
+        return document["text"]
+    kind = ImageDocument if "image" in document and "text" not in document else RerankDocument
+    return read_body(kind, document, f"documents[{index}].")
 
 
 class PairsBody(PoolingBody):
@@ -291,7 +317,10 @@ class RerankRequest(PairsBody):
 
     query: str
     documents: Annotated[
-        str | Annotated[list[str | RerankDocument], Field(max_length=MAX_TEXTS, fail_fast=True)],
+        str
+        | Annotated[
+            list[str | RerankDocument | InstanceOf[ImageDocument]], Field(max_length=MAX_TEXTS, fail_fast=True)
+        ],
         BeforeValidator(_to_plain_documents),
     ]
     top_n: int | None = Field(None, ge=0, le=MAX_INT32, description="Number of best documents. Default, and 0: all.")
@@ -323,7 +352,7 @@ class ClassifyRequest(PoolingBody):
     raw_scores: _RawScores = None
 
 
-class PoolingRequest(PoolingBody):
+class PoolingRequest(ConversationEndFields, PoolingBody):
     """Texts or images for an embedding or a classification model: `input` or `messages`."""
 
     input: _TextsOrIds | None = None

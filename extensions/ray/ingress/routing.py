@@ -8,7 +8,7 @@ from extensions.ray.ingress.prefix_affinity import PrefixAffinity, blocks_of
 from frameworks.engine.group_queue import GroupMember, Job
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
-from frameworks.types import PairRequest, TensorBatch, TextRequest, TokenBatch
+from frameworks.types import ImagePairRequest, PairRequest, TensorBatch, TextRequest, TokenBatch
 
 _NEWEST_WEIGHT = 0.05
 _CHARACTERS_PER_TOKEN = 4
@@ -24,7 +24,7 @@ def units_of(request: Any) -> float:
         return float(max(1, request.rows))
     if isinstance(request, TokenBatch):
         return float(1 + sum(map(len, request.token_ids)))
-    if isinstance(request, ImageRequest):
+    if isinstance(request, ImageRequest | ImagePairRequest):
         return float(max(1, len(request.images)))
     if isinstance(request, TextRequest):
         tokens = sum(map(len, request.token_ids or ()))

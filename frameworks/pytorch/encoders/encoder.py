@@ -197,11 +197,11 @@ class EncoderModel(DeviceModel):
     def _pooled(
         self, hidden: torch.Tensor, mask: torch.Tensor, weight_sums: torch.Tensor | None = None
     ) -> torch.Tensor:
-        pooled_by = [_pool_by(mode, hidden, mask, weight_sums) for mode in self._pooling.split("+")]
+        pooled_by = [pool_by(mode, hidden, mask, weight_sums) for mode in self._pooling.split("+")]
         return pooled_by[0] if len(pooled_by) == 1 else torch.cat([rows.float() for rows in pooled_by], dim=1)
 
 
-def _pool_by(
+def pool_by(
     mode: str, hidden: torch.Tensor, mask: torch.Tensor, weight_sums: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Pool the hidden states [texts, longest, size] by a mode, as `frameworks.text.pooling.pool`.

@@ -11,12 +11,17 @@ import numpy as np
 from app.inference.response_cache import CacheableRequest, ResponseCache
 from app.workers.worker_responses import WorkerResponses
 from frameworks.core.tenants import DEFAULT_TENANT, Tenant
-from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest
+from frameworks.generation.types import Conversation, Message, MessageImage
+from frameworks.types import Answer, ConversationRequest, ImagePairRequest, PairRequest, TensorBatch, TextRequest
 from tests.support.loops import HANGS_AFTER_S, task
 
 
 def tensor(*x: object, dtype: str = "f4", outputs: tuple[str, ...] | None = None) -> TensorBatch:
     return TensorBatch({"x": np.array(x, dtype)}, outputs)
+
+
+def talk(data: bytes) -> Conversation:
+    return Conversation((Message("user", "a", images=(MessageImage(data, 0, ""),)),))
 
 
 ONE = TextRequest(["a", "b"])
@@ -54,6 +59,9 @@ DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
     "pairs and texts": (ONE, PairRequest([("a", "b")])),
     "pairs": (PairRequest([("a", "b"), ("a", "c")]), PairRequest([("a", "b"), ("c", "a")])),
     "truncated pairs": (PairRequest([("a", "b")]), PairRequest([("a", "b")], truncate=False)),
+    "images of pairs": (ImagePairRequest("a", [b"bc"]), ImagePairRequest("a", [b"b", b"c"])),
+    "image of a conversation": (ConversationRequest(talk(b"1")), ConversationRequest(talk(b"2"))),
+    "end of a conversation": (ConversationRequest(talk(b"1")), ConversationRequest(talk(b"1"), "response")),
 }
 
 

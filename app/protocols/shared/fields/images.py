@@ -1,7 +1,7 @@
 """Read images out of JSON: base64 or data URLs. Shared by all protocols; no URL is ever fetched."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,11 @@ def check_reads_texts(spec: ModelSpec, field: str) -> None:
     """Raise InvalidInput for a model that reads no texts, such as one that only reads images."""
     if spec.text is None:
         raise InvalidInput(field, f"expected a model that reads texts, got another; {explain_expected_input(spec)}")
+
+
+def vectors_of_images(spec: ModelSpec) -> tuple[Literal["dense", "multi"], ...]:
+    """Return the kind of the model's vectors of images, for a response that can hold each kind."""
+    return ("multi",) if spec.text is not None and spec.text.vectors == "multi" else ("dense",)
 
 
 def check_vector_size(dimensions: int | None, spec: ModelSpec) -> None:

@@ -81,8 +81,12 @@ def is_multi(spec: ModelSpec) -> bool:
     return spec.text is not None and spec.text.vectors == "multi"
 
 
-def check_input_type(spec: ModelSpec) -> None:
-    """Raise InvalidInput for a model that reads all texts in one way."""
+def check_input_type(spec: ModelSpec, given: str) -> None:
+    """Raise InvalidInput for a model that reads all texts in one way. `given`: that of the request."""
+    if spec.text is not None and spec.text.are_queries and given != "query":
+        raise InvalidInput(
+            "input_type", f'expected "query", as the documents of this model are images, got "{given}"; send images'
+        )
     if not is_multi(spec) and not (spec.text is not None and spec.text.has_sides):
         raise InvalidInput(
             "input_type",

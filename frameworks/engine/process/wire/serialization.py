@@ -32,7 +32,9 @@ from frameworks.types import (
     Answer,
     ClassifyAnswer,
     CombinedAnswer,
+    ConversationRequest,
     EmbedAnswer,
+    ImagePairRequest,
     ModelSpec,
     MultiVectorAnswer,
     PairRequest,
@@ -45,7 +47,16 @@ from frameworks.types import (
 )
 
 SentRequest = (
-    TensorBatch | TokenBatch | TextRequest | ImageRequest | PairRequest | TaskRequest | TokenRequest | GenerateRequest
+    TensorBatch
+    | TokenBatch
+    | TextRequest
+    | ImageRequest
+    | ConversationRequest
+    | PairRequest
+    | ImagePairRequest
+    | TaskRequest
+    | TokenRequest
+    | GenerateRequest
 )
 SentAnswer = Answer | TokenAnswer
 Plain = tuple[Any, ...]
@@ -60,7 +71,9 @@ _REQUESTS: dict[str, type[SentRequest]] = {
         TokenBatch,
         TextRequest,
         ImageRequest,
+        ConversationRequest,
         PairRequest,
+        ImagePairRequest,
         TaskRequest,
         TokenizeRequest,
         DetokenizeRequest,

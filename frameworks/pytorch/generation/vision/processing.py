@@ -31,10 +31,12 @@ class ProcessedImage:
 class ImageProcessing:
     """Thread-safe: one thread at a time processes, as transformers' tokenizers demand."""
 
-    def __init__(self, folder: Path, whole: Any) -> None:
-        """`whole`: transformers' model. Raises InvalidModel where the folder has no processor for images and text."""
+    def __init__(self, folder: Path, whole: Any, image_settings: Mapping[str, Any] | None = None) -> None:
+        """`whole`: transformers' model, with or without its head. `image_settings`: of the processor of images, instead
+        of those of its files. Raises InvalidModel where the folder has no processor for images and text.
+        """
         self._processor = load_processor(folder)
-        self._whole = whole
+        self._settings = {"images_kwargs": dict(image_settings)} if image_settings else {}
         self._lock = Lock()
         self._dtype: torch.dtype = whole.dtype
         names = ("image_placeholder_token", "image_token")  # Qianfan has one for the text of prompts
@@ -45,9 +47,13 @@ class ImageProcessing:
         self.image_id: int | None = next((each for each in ids if isinstance(each, int)), None)
         """The token that vectors of images replace; None where transformers' config names none."""
         # Most models count tokens; Qwen's have sections.
-        own = type(whole)._prepare_position_ids_for_generation
-        self._has_positions = own is not GenerationMixin._prepare_position_ids_for_generation
-        self._reads_types = self._has_positions and "mm_token_type_ids" in inspect.signature(whole.forward).parameters
+        own = getattr(type(whole), "_prepare_position_ids_for_generation", None)
+        # A model without its head computes them in its own pass.
+        self._has_positions = own not in (None, GenerationMixin._prepare_position_ids_for_generation)
+        # Else it need not be kept until the last reference to the processor ends.
+        self._whole: Any = whole if self._has_positions else None
+        reads_types = "mm_token_type_ids" in inspect.signature(whole.forward).parameters
+        self._reads_types = reads_types and (self._has_positions or own is None)
 
     def num_tokens(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the tokens of images by their sizes, (height, width); 0 where the processor cannot tell."""
@@ -60,7 +66,8 @@ class ImageProcessing:
             return 0
         try:
             with self._lock:
-                return sum(count(image_sizes=[list(size) for size in sizes])["num_image_tokens"])
+                sides = [list(size) for size in sizes]
+                return sum(count(image_sizes=sides, **self._settings)["num_image_tokens"])
         except Exception:  # noqa: BLE001 - an aid of transformers that is not whole for each model
             return 0
 
@@ -74,6 +81,7 @@ class ImageProcessing:
                 images=[list(images)],
                 add_special_tokens=self.adds_special_tokens(text),
                 return_tensors="pt",
+                **self._settings,
             )
         inputs = {name: self._narrowed(value) for name, value in made.items() if name not in _DROPPED[1:]}
         if self._reads_types and "mm_token_type_ids" not in inputs:

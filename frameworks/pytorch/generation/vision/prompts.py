@@ -52,16 +52,7 @@ class ImagePrompts:
 
     def check(self, images: Sequence[MessageImage]) -> list[tuple[int, int]]:
         """Return the height and width of each image, by its header. Raises InvalidInput beyond the bounds."""
-        bounds = self.bounds
-        if len(images) > bounds.max_images:
-            raise InvalidInput(
-                "messages",
-                f"expected at most {bounds.max_images} images, got {len(images)}; send fewer, or raise max_images of "
-                "the model",
-            )
-        limit = ImageBounds(max_pixels=bounds.max_image_pixels)
-        headers = [check_header(each.data, each.field, limit) for each in images]
-        return [(header.height, header.width) for header in headers]
+        return check_images(images, self.bounds)
 
     def encode(self, conversation: Conversation, limit: TextLimit, max_tokens: int) -> tuple[list[int], PromptMedia]:
         """Return the token ids of a conversation with images, and its images. `max_tokens`: of the prompt.
@@ -166,6 +157,22 @@ class ImagePrompts:
         except InvalidInput:
             return False
         return text.count(self.processing.placeholder) == 1 and _TRIAL_TEXT in text
+
+
+def check_images(images: Sequence[MessageImage], bounds: VisionSpec, field: str = "messages") -> list[tuple[int, int]]:
+    """Return the height and width of each image, by its header. `field`: of all images together.
+
+    Raises InvalidInput beyond the bounds.
+    """
+    if len(images) > bounds.max_images:
+        raise InvalidInput(
+            field,
+            f"expected at most {bounds.max_images} images, got {len(images)}; send fewer, or raise max_images of "
+            "the model",
+        )
+    limit = ImageBounds(max_pixels=bounds.max_image_pixels)
+    headers = [check_header(each.data, each.field, limit) for each in images]
+    return [(header.height, header.width) for header in headers]
 
 
 def _runs(ids: Sequence[int], image_id: int | None) -> tuple[tuple[int, int], ...]:

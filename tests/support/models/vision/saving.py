@@ -38,7 +38,7 @@ class VideosUnread(BaseImageProcessor):  # type: ignore[misc]  # untyped
 
 
 @contextmanager
-def _without_torchvision() -> Iterator[None]:
+def without_torchvision() -> Iterator[None]:
     """Let transformers build processors whose part for videos is absent."""
     if is_torchvision_available():
         yield
@@ -70,7 +70,7 @@ def _pixtral_processor() -> Any:
 
 def load_processor(folder: Path) -> Any:
     """Return the processor of a folder; without torchvision, one that reads no videos."""
-    with _without_torchvision():
+    with without_torchvision():
         return AutoProcessor.from_pretrained(folder)
 
 
@@ -111,7 +111,7 @@ def save_processor(folder: Path, parts: Parts) -> None:
     if parts.videos:
         members["video_processor"] = VideosUnread()
     with (
-        _without_torchvision(),
+        without_torchvision(),
         mock.patch.dict(processing.MODALITY_TO_BASE_CLASS_MAPPING, {"video_processor": "BaseImageProcessor"}),
     ):
         kind = getattr(transformers, parts.processor)
