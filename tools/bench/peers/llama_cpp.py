@@ -30,6 +30,8 @@ _NATIVE, _AVX2 = "-DGGML_NATIVE=ON", "-DGGML_NATIVE=OFF"
 _SLOTS = 16
 # Room for 16 texts of the bench. One cache serves all of them.
 _CONTEXT_TOKENS = 4096
+# Those of images.
+_IMAGE_TOKENS = 4096
 
 
 def binaries() -> Path:
@@ -65,7 +67,8 @@ def llama_server(model: Path, kind: str, projector: Path | None = None) -> Itera
     """
     path = model if kind == "F32" else quantized(model, kind)
     command = [str(binaries() / "llama-server"), "--model", str(path), "--host", "127.0.0.1", "--port", "{port}"]
-    command += ["--parallel", str(_SLOTS), "--kv-unified", "--ctx-size", str(_CONTEXT_TOKENS), "--offline"]
+    context = _CONTEXT_TOKENS + (0 if projector is None else _IMAGE_TOKENS)
+    command += ["--parallel", str(_SLOTS), "--kv-unified", "--ctx-size", str(context), "--offline"]
     command += ["--threads", str(len(SERVER_CORES)), "--log-disable"]
     if projector is not None:
         command += ["--mmproj", str(projector), "--jinja"]

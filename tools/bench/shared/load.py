@@ -10,7 +10,7 @@ from itertools import cycle
 from extensions.load_test.connection import Connection as HttpConnection
 from extensions.load_test.connection import Response, ServerAddress
 
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
