@@ -1,4 +1,4 @@
-"""Fetch images that conversations name by URL: from hosts that the operator lists, and never from a private network.
+"""Fetch images and videos that conversations name by URL: from listed hosts, and never from a private network.
 
 A server that fetches what a client names can be made to read its own network (SSRF). So a host is listed by name, each
 of its addresses is public or listed too, the connection goes to the address that was checked, and no redirect and no
@@ -21,11 +21,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, MessageImage
+from frameworks.media.container import DEFAULT_BOUNDS
 from frameworks.scheduling.byte_limit import ByteHold
 from frameworks.types import ModelSpec
 
 MAX_IMAGE_BYTES = 20 * 1024**2
 """Bytes of a fetched image."""
+MAX_VIDEO_BYTES = DEFAULT_BOUNDS.max_bytes
+"""Bytes of a fetched video."""
 MAX_FETCH_S = 10.0
 """Seconds of a fetch, from its start to its last byte."""
 _THREADS = 16
@@ -78,7 +81,8 @@ class MediaFetcher:
             )
 
     async def _file_of(self, image: MessageImage, hold: ByteHold) -> bytes:
-        fetch = _Fetch(_parts_of(image), self._is_allowed, self._authorities, self._max_fetch_s)
+        kind, max_bytes = ("video", MAX_VIDEO_BYTES) if image.is_video else ("image", MAX_IMAGE_BYTES)
+        fetch = _Fetch(_parts_of(image), self._is_allowed, self._authorities, self._max_fetch_s, kind, max_bytes)
         future = asyncio.get_running_loop().run_in_executor(self._threads, fetch.run)
         try:
             async with asyncio.timeout(self._max_fetch_s + 1):
@@ -120,6 +124,8 @@ class _Fetch:
     is_allowed: Callable[[str], bool]
     authorities: Callable[[], ssl.SSLContext]
     max_s: float
+    kind: str
+    max_bytes: int
     connected: socket.socket | None = None
     is_closed: bool = False
 
@@ -150,7 +156,7 @@ class _Fetch:
         path = self.parts.path or "/"
         connection = HTTPConnection(host, port)
         connection.sock = connected
-        headers = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "roundhouse"}
+        headers = {"Accept": f"{self.kind}/*", "Accept-Encoding": "identity", "User-Agent": "roundhouse"}
         connection.request("GET", f"{path}?{self.parts.query}" if self.parts.query else path, headers=headers)
         with closing(connection), connection.getresponse() as response:
             return self._body(response, connected, until_s)
@@ -161,8 +167,8 @@ class _Fetch:
             raise _FetchFailed("a redirect, which is not followed")
         if response.status != 200:
             raise _FetchFailed(f"the status {response.status}")
-        if response.length is not None and response.length > MAX_IMAGE_BYTES:
-            raise _FetchFailed(f"a file of {response.length} bytes, above {MAX_IMAGE_BYTES}")
+        if response.length is not None and response.length > self.max_bytes:
+            raise _FetchFailed(f"a file of {response.length} bytes, above {self.max_bytes}")
         received = bytearray()
         while True:
             connected.settimeout(max(0.001, until_s - time.monotonic()))
@@ -170,8 +176,8 @@ class _Fetch:
             if not chunk:
                 break
             received += chunk
-            if len(received) > MAX_IMAGE_BYTES:
-                raise _FetchFailed(f"a file of more than {MAX_IMAGE_BYTES} bytes")
+            if len(received) > self.max_bytes:
+                raise _FetchFailed(f"a file of more than {self.max_bytes} bytes")
             if time.monotonic() >= until_s:
                 raise _FetchFailed(f"no whole answer within {self.max_s:g} seconds")
         if response.length:

@@ -1,4 +1,4 @@
-"""Images in the messages of a conversation: their paths and bytes become the URLs of a request."""
+"""Images and videos in the messages of a conversation: their paths and bytes become the URLs of a request."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from extensions.offline.media import MAX_FILE_BYTES, encode_file, read_file
 
 MESSAGES = "messages"
 
-_PART_MEMBERS = ("image", "path", "url")
-"""Names by which transformers' chat templates have the image of a part."""
+_PART_MEMBERS = ("path", "url")
+"""Names by which transformers' chat templates have the file of a part, beside `image` or `video`."""
 _URL = re.compile(r"(data(?=:)|[a-z][a-z0-9+.-]*(?=://))", re.ASCII | re.IGNORECASE)
 _SENT_URLS = ("data", "http", "https")
 
@@ -76,18 +76,19 @@ def _images_of(message: Any, index: int) -> Iterator[tuple[int, str, Any]]:
     for at, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         field = f"{MESSAGES}[{index}].content[{at}]"
-        if kind == "image":
-            members = [name for name in part if name != "type"]
-            if len(members) != 1 or members[0] not in _PART_MEMBERS:
-                reason = f"expected one of {', '.join(_PART_MEMBERS)} beside type, got {', '.join(members) or 'none'}"
+        if kind in ("image", "video"):
+            members, known = [name for name in part if name != "type"], (kind, *_PART_MEMBERS)
+            if len(members) != 1 or members[0] not in known:
+                reason = f"expected one of {', '.join(known)} beside type, got {', '.join(members) or 'none'}"
                 raise UnreadableRow(f"{field}: {reason}; keep one of them")
             yield at, f"{field}.{members[0]}", part[members[0]]
-        elif kind == "image_url" and isinstance(part.get("image_url"), dict) and "url" in part["image_url"]:
-            yield at, f"{field}.image_url.url", part["image_url"]["url"]
+        elif kind in ("image_url", "video_url") and isinstance(part.get(kind), dict) and "url" in part[kind]:
+            yield at, f"{field}.{kind}.url", part[kind]["url"]
 
 
 def _to_part(part: dict[str, Any], url: str) -> dict[str, Any]:
     """Return the part of a request. Further members are those of the row, which the model checks."""
-    if part["type"] == "image":
-        return {"type": "image_url", "image_url": {"url": url}}
-    return {**part, "image_url": {**part["image_url"], "url": url}}
+    kind: str = part["type"]
+    if kind in ("image", "video"):
+        return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+    return {**part, kind: {**part[kind], "url": url}}

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -167,7 +168,7 @@ class ConversationImages:
     async def prepare(
         self, conversation: Conversation, limit: TextLimit, max_tokens: int, held: HeldImages, timings: Timings
     ) -> tuple[tuple[int, ...], PromptMedia]:
-        """Return the token ids of a conversation with images, and its images. `max_tokens`: of the prompt.
+        """Return the token ids of a conversation with images or videos, and its files. `max_tokens`: of the prompt.
 
         Raises InvalidInput.
         """
@@ -179,8 +180,16 @@ class ConversationImages:
         # Before anything is held: their headers are read in microseconds.
         self._prompts.check(images)
         file_bytes = max(len(each.data) for each in images)
-        await held.hold(len(images) * max(self._image_bytes, file_bytes), timings)
-        ids, media = await self._threads.run_task(None, self._prompts.encode, conversation, limit, max_tokens)
-        self._image_bytes = max(self._image_bytes, media.nbytes // len(images))
+        expected_bytes = len(images) * max(self._image_bytes, file_bytes)
+        selections: Sequence[Any] = ()
+        if any(each.is_video for each in images):
+            selections = await self._threads.run_task(None, self._prompts.select, conversation)
+            expected_bytes += sum(each.nbytes for each in selections)
+        await held.hold(expected_bytes, timings)
+        ids, media = await self._threads.run_task(
+            None, self._prompts.encode, conversation, limit, max_tokens, selections
+        )
+        if not selections:
+            self._image_bytes = max(self._image_bytes, media.nbytes // len(images))
         held.shrink(media.nbytes)
         return tuple(ids), media

@@ -28,14 +28,15 @@ class MessageCall:
 
 @dataclass(frozen=True, slots=True)
 class MessageImage:
-    """An image file within a message. `at`: the characters of the content before it. `field`: of the request. `url`:
-    from which the file is to be fetched; empty once `data` is there.
+    """An image or video file within a message. `at`: the characters of the content before it. `field`: of the request.
+    `url`: from which the file is to be fetched; empty once `data` is there.
     """
 
     data: bytes
     at: int
     field: str
     url: str = ""
+    is_video: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +208,16 @@ NOT_FORCED = ForcedTokens()
 
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
-    """The bounds of the images of a conversation: their number, and the pixels of each."""
+    """The bounds of the images and videos of a conversation. `max_images`: files. `max_image_pixels`: of an image.
+    `max_video_frames`: of all videos, as the model reads them. `max_video_seconds`: of a video. `no_videos_because`:
+    why the model reads no videos; None: it reads them.
+    """
 
     max_images: int
     max_image_pixels: int
+    max_video_frames: int = 256
+    max_video_seconds: int = 120
+    no_videos_because: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

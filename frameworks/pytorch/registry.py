@@ -51,6 +51,7 @@ _GENERATES_OTHERWISE = "ForConditionalGeneration"
 _KEYS_OF_GENERATORS = (
     "kv_cache_bytes", "max_num_batched_tokens", "speculation", "draft_model", "num_speculative_tokens",
     "adapters", "tensor_parallel", "vision", "max_images", "max_image_pixels",
+    "max_video_frames", "max_video_seconds",
 )  # fmt: skip
 
 

@@ -248,7 +248,13 @@ def test_images_beyond_context_are_refused(seeing: tuple[RunningServer, dict[str
 def test_models_describe_vision(seeing: tuple[RunningServer, dict[str, Any]]) -> None:
     server, _ = seeing
     described = {each["name"]: each["vision"] for each in server.client.get("/models").json()["models"]}
-    assert described["bounded"] == {"max_images": 2, "max_image_pixels": 10_000}
+    assert described["bounded"] == {
+        "max_images": 2,
+        "max_image_pixels": 10_000,
+        "max_video_frames": 256,
+        "max_video_seconds": 120,
+        "no_videos_because": "transformers' processor of its videos needs torchvision, which is not installed",
+    }
     assert described["blind"] is described["texts"] is None
     listed = {each["id"]: each["capabilities"] for each in server.client.get("/v1/models").json()["data"]}
     assert "vision" in listed["gemma3"]

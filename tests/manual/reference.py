@@ -183,6 +183,7 @@ def vision() -> str:
         MODEL_TYPES,
         NEEDS_TORCHVISION,
         NOT_BUILT,
+        READ_VIDEOS,
         REFUSED,
     )
 
@@ -198,6 +199,7 @@ def vision() -> str:
             "where torchvision is installed beside the server; most with transformers' own caches",
             frozenset(NEEDS_TORCHVISION),
         ),
+        ("with videos, where torchvision is installed", READ_VIDEOS),
     ]
     lines = ["| path | model types |", "|---|---|"]
     lines += [f"| {path} ({len(names)}) | {_joined(names)} |" for path, names in rows]

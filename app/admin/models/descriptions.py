@@ -86,10 +86,13 @@ class ProductTiming(ResponseBody):
 
 
 class ConversationImages(ResponseBody):
-    """The bounds of the images of a conversation."""
+    """The bounds of the images and videos of a conversation."""
 
-    max_images: int
+    max_images: int = Field(description="Images and videos.")
     max_image_pixels: int = Field(description="Of each image.")
+    max_video_frames: int = Field(description="Of all videos, as the model reads them.")
+    max_video_seconds: int = Field(description="Of each video.")
+    no_videos_because: str | None = Field(description="Why the model reads no videos; null: it reads them.")
 
 
 class RequestCounts(ResponseBody):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from app.protocols.shared.bodies import Body
 from app.protocols.shared.errors import InvalidJson
 from app.protocols.shared.fields.generation import MAX_MESSAGES, MAX_ROLE_CHARACTERS, build_messages
-from app.protocols.shared.fields.message_content import Content, ImagePart, TextPart
+from app.protocols.shared.fields.message_content import Content, ImagePart, TextPart, VideoPart
 from app.protocols.shared.json.reading import read_document
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, MessageImage
@@ -24,16 +24,14 @@ class FilePart(Body):
     type: Literal["image"]
 
 
+_Part = Annotated[TextPart | ImagePart | VideoPart | FilePart, Field(discriminator="type")]
+
+
 class FormMessage(Body):
     """One turn of a conversation."""
 
     role: str = Field(min_length=1, max_length=MAX_ROLE_CHARACTERS)
-    content: (
-        str
-        | Annotated[
-            list[Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]], Field(fail_fast=True)
-        ]
-    )
+    content: str | Annotated[list[_Part], Field(fail_fast=True)]
 
 
 def _build(messages: Any) -> Any:
@@ -102,6 +100,8 @@ def _turn(message: FormMessage, index: int, files: Iterator[MessageImage]) -> Me
             found.add_text(part.text)
         elif isinstance(part, ImagePart):
             found.add_url(part.image_url.url, f"messages[{index}].content[{place}].image_url.url")
+        elif isinstance(part, VideoPart):
+            found.add_url(part.video_url.url, f"messages[{index}].content[{place}].video_url.url", is_video=True)
         else:
             file = next(files)
             found.add_file(file.data, file.field)

@@ -14,13 +14,13 @@ from app.protocols.shared.fields.images import (
     decode_image,
     decode_images,
 )
-from app.protocols.shared.fields.message_content import ImagePart, Part, read_content
+from app.protocols.shared.fields.message_content import ImagePart, Part, TextPart, read_content
 from app.protocols.shared.fields.texts import rename_text
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import Conversation, Message, PromptEnding
 from frameworks.types import ModelSpec
 
-_ONLY_IMAGES = "expected an image, got a text; send texts as input, in another request"
+_ONLY_IMAGES = "expected an image, got a {}; send texts as input, in another request"
 _EXAMPLE: Any = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}}
 
 
@@ -61,7 +61,7 @@ def read_images(messages: Sequence[ImageMessage] | None, texts: Any, spec: Model
     contents: list[list[Part]] = []
     for number, message in enumerate(messages):
         if isinstance(message.content, str):
-            raise InvalidInput(f"messages[{number}].content", _ONLY_IMAGES)
+            raise InvalidInput(f"messages[{number}].content", _ONLY_IMAGES.format("text"))
         contents.append(message.content)
     check_num_images(sum(map(len, contents)), "messages")
     files = []
@@ -70,8 +70,8 @@ def read_images(messages: Sequence[ImageMessage] | None, texts: Any, spec: Model
             field = f"messages[{number}].content[{index}]"
             if isinstance(part, ImagePart):
                 files.append(decode_image(part.image_url.url, f"{field}.image_url.url"))
-            elif part.text:
-                raise InvalidInput(field, _ONLY_IMAGES)
+            elif not isinstance(part, TextPart) or part.text:
+                raise InvalidInput(field, _ONLY_IMAGES.format("text" if isinstance(part, TextPart) else "video"))
     check_num_images(len(files), "messages")
     return files
 

@@ -303,9 +303,13 @@ class TorchModelEntry(ModelEntry):
     """Language models that see: whether they read images. `false` leaves the vision part unloaded, and serves texts
     alone."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 16
-    """Models that see: maximum images of one conversation, or of one request to embed."""
+    """Models that see: maximum images and videos of one conversation, or images of one request to embed."""
     max_image_pixels: Annotated[int, Field(ge=1, le=50_000_000)] = 50_000_000
     """Models that see: maximum pixels of one image, before any is decoded."""
+    max_video_frames: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Language models that see: maximum frames that the model reads of the videos of one conversation."""
+    max_video_seconds: Annotated[int, Field(ge=1, le=600)] = 120
+    """Language models that see: maximum length of one video."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64), AfterValidator(beside_one_device)] = 1
     """Llama, Mistral, Qwen2 and Qwen3: number of devices that compute each step together, each with a part of every
     layer: the `cuda:N` of `device` and those after it, or as many processes on the CPU. More than 1 implies

@@ -208,7 +208,7 @@ def test_private_address_of_host_is_refused(addresses: list[str], monkeypatch: p
     monkeypatch.setattr(socket, "socket", _never)
     with closing(MediaFetcher(("192.0.2.0/24",))) as fetcher:
         parts = urlsplit("http://images.example.org/a")
-        fetch = media_fetch._Fetch(parts, fetcher._is_allowed, _never, 5.0)
+        fetch = media_fetch._Fetch(parts, fetcher._is_allowed, _never, 5.0, "image", 100)
         with pytest.raises(media_fetch._FetchFailed, match="a host with a private address"):
             fetch.run()
 

@@ -104,6 +104,14 @@ def test_parts_of_transformers_are_read(folder: Path, member: str) -> None:
     assert sent(rows) == [user(image(encoded(b"second")))]
 
 
+@pytest.mark.parametrize(
+    "part", [{"type": "video", "video": "a.png"}, {"type": "video_url", "video_url": {"url": "a.png"}}]
+)
+def test_paths_of_videos_are_read(folder: Path, part: dict[str, Any]) -> None:
+    rows = prepared(folder, {"messages": "chat"}, chat=[user(part)])
+    assert sent(rows) == [user({"type": "video_url", "video_url": {"url": encoded(b"first")}})]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_each_format_holds_messages(folder: Path, form: str) -> None:
     chats = [user(image("a.png"), {"type": "text", "text": "what?"}), user({"type": "text", "text": "no image"})]
@@ -192,6 +200,7 @@ def test_unusable_path_is_bad_row(folder: Path, url: Any, expected: str) -> None
         ('"hello"', "messages: expected a list of messages, got a string; correct the row"),
         (user({"type": "image"}), "messages[0].content[0]: expected one of image, path, url beside type, got none; ke"),
         (user({"type": "image", "path": "a", "url": "b"}), "messages[0].content[0]: expected one of image, path, url"),
+        (user({"type": "video", "image": "a.mp4"}), "messages[0].content[0]: expected one of video, path, url beside"),
         (user({"type": "image", "file": "a.png"}), "messages[0].content[0]: expected one of image, path, url beside"),
         (user(*[image("a.png")] * 4), "messages: expected at most 3 images, got 4; send fewer, or raise max_images"),
     ],

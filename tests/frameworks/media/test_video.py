@@ -1,6 +1,7 @@
 """Decoding of video: the frames that transformers picks, and a refusal that names the field for every other file."""
 
 from io import BytesIO
+from typing import Any
 
 import av
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from frameworks.core.errors import InvalidInput
 from frameworks.media.container import MediaBounds
-from frameworks.media.video import decode_video
+from frameworks.media.video import Frames, VideoSize, decode_frames, decode_video, measure_video
 from tests.support.media import check_refusal, encoded_audio, encoded_video, moving_square, tone
 
 CLIP = encoded_video(moving_square(24))
@@ -37,6 +38,42 @@ def test_frames_equal_those_of_transformers(form: str, codec: str, num_frames: i
     decoded = decode_video(data, num_frames, rate, "video")
     assert decoded.dtype == np.uint8
     np.testing.assert_array_equal(decoded, expected)
+
+
+FORMS = [("mp4", "mpeg4"), ("mp4", "libx264"), ("webm", "libvpx"), ("matroska", "mjpeg"), ("avi", "mpeg4")]
+
+
+@pytest.mark.parametrize(("form", "codec"), FORMS)
+def test_size_of_video_is_counted(form: str, codec: str) -> None:
+    data = encoded_video(moving_square(25), form, codec, rate=10)
+    assert measure_video(data, "video") == VideoSize(25, 10.0, 48, 64)
+
+
+@pytest.mark.parametrize(("form", "codec"), FORMS)
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(0, 24), min_size=1, max_size=12))
+def test_frames_by_index_equal_all_frames(form: str, codec: str, indices: list[int]) -> None:
+    data = encoded_video(moving_square(25), form, codec)
+    np.testing.assert_array_equal(decode_frames(data, indices, "video"), _all_frames(data)[indices])
+
+
+def test_bounds_of_size_checked_without_decoding() -> None:
+    def refused(data: bytes, bounds: MediaBounds) -> str:
+        with pytest.raises(InvalidInput) as raised:
+            measure_video(data, "video[1]", bounds)
+        check_refusal(raised.value, "video[1]")
+        return raised.value.reason
+
+    assert "at most 2 seconds of video" in refused(CLIP, MediaBounds(max_seconds=2))
+    assert "at most 23 frames in the file, got 24" in refused(CLIP, MediaBounds(max_frames=23))
+    assert "got frames of 64 x 48" in refused(CLIP, MediaBounds(max_decoded_pixels=24 * 64 * 48 - 1))
+    assert "a stream of video, got one without" in refused(encoded_audio(tone(4_000), "mp4", "aac"), MediaBounds())
+
+
+def _all_frames(data: bytes) -> Frames:
+    opened: Any = av.open(BytesIO(data))
+    with opened as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 def test_bounds_checked_before_decoding() -> None:

@@ -10,7 +10,8 @@ from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.generation.types import Conversation, Message, MessageImage, PromptEnding
 from frameworks.pytorch.encoders.seeing.items import PROBES, ContentTokenizer, item_of
 from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
-from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm, check_images
+from frameworks.pytorch.generation.vision.file_bounds import check_images
+from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm
 from frameworks.tasks.types import TaskItem
 from frameworks.text.config import TextConfig
 from frameworks.types import Truncation

@@ -30,7 +30,7 @@ from frameworks.types import Array, ModelSpec, TensorType, TextSpec, ValueSpec
 def load_seeing_models(files: ModelFiles, loading: EncoderLoading) -> list[SeeingModel]:
     """Load as many instances as the entry says, on one set of weights. Raises InvalidModel, OutOfMemory."""
     entry = files.entry
-    bounds = VisionSpec(entry.max_images, entry.max_image_pixels)
+    bounds = VisionSpec(entry.max_images, entry.max_image_pixels, no_videos_because="it embeds texts and images")
     prompts: PagePrompts | ConversationPrompts
     rows: Rows
     if files.config.reads_pages:

@@ -10,8 +10,8 @@ from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.generation.types import Conversation, MessageImage, PromptEnding, VisionSpec
 from frameworks.images.decode import check_header, decode_rgb
 from frameworks.pytorch.encoders.seeing.items import PROBES, PROCESSOR_ERRORS, ContentTokenizer, item_of
+from frameworks.pytorch.generation.vision.file_bounds import check_images
 from frameworks.pytorch.generation.vision.processor_loading import load_processor
-from frameworks.pytorch.generation.vision.prompts import check_images
 from frameworks.tasks.types import TaskItem
 from frameworks.text.config import TextConfig
 from frameworks.types import Truncation

@@ -17,7 +17,12 @@ from frameworks.pytorch.generation.loading.vision_loading import load_vision, se
 from frameworks.pytorch.generation.step.shape import max_cache_bytes, read_limits
 from frameworks.pytorch.generation.step.trial import Trial
 from frameworks.pytorch.generation.vision.language import sees
-from frameworks.pytorch.generation.weights.packed.building import packed_bytes, packed_dtype, use_fast_layers
+from frameworks.pytorch.generation.weights.packed.building import (
+    packed_bytes,
+    packed_dtype,
+    packed_modules,
+    use_fast_layers,
+)
 from frameworks.scheduling.steps.cache_blocks import CacheBlocks, CacheSize
 from memory.sizes import format_size
 
@@ -43,15 +48,17 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
     limits = read_limits(folder)
     needs = CodeNeeds(load)
     model = load_model(load)
-    needs.wait(model)
+    needs.wait(packed_modules(model))
     layer_bytes = use_fast_layers(model)
     torch.set_num_threads(load.performance.intra_op_threads)
     vision = load_vision(load, model, limits.max_context_tokens) if sees(model) and entry.vision else None
     trial = Trial(model, folder, limits.vocabulary_size, limits.max_context_tokens)
     cached = CachedModel(model)
     size = check_caches(trial, cached)
+    activation_bytes = 0
     if vision is not None:
         see_by_caches(load, vision, cached)
+        activation_bytes = vision.activation_bytes(limits.max_context_tokens)
     # Enough for max_batch_size texts as long as the context, up to the bound.
     wanted = load.performance.max_sequences * (size.total(limits.max_context_tokens + 1))
     most = max_cache_bytes(entry, load.device.kind)
@@ -69,7 +76,7 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
         CachedRunner(cached, pool.block_bytes),
         pool,
         min(limits.max_context_tokens, pool.max_tokens),
-        weight_bytes + pool.num_blocks * pool.block_bytes,
+        weight_bytes + pool.num_blocks * pool.block_bytes + activation_bytes,
         splits_prompts=cached.can_continue,
         unpaged_because=reason,
         dtype=packed_dtype(model),

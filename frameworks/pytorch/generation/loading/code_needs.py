@@ -67,10 +67,10 @@ class CodeNeeds:
         self._wait()
         return None
 
-    def wait(self, model: Any) -> None:
-        """Wait for the code of the packed layers of a model that does not change its kernels later."""
-        if self._compiles:
-            self._begin(_parts_of_packed(packed_modules(model)))
+    def wait(self, modules: Sequence[PackedModule]) -> None:
+        """Wait for the code of packed layers whose kernels do not change later."""
+        if self._compiles and modules:
+            self._begin(_parts_of_packed(modules))
             self._wait()
 
     def _wait(self) -> None:

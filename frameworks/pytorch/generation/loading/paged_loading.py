@@ -30,6 +30,7 @@ from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
 from frameworks.pytorch.generation.loading.vision_loading import (
+    Vision,
     drop_vision,
     language_part,
     load_vision,
@@ -113,8 +114,9 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         report = reporter.measure(runner.compute, maker.products, maker.held_bytes)
     vision_bytes = 0
     if vision is not None:
+        vision_bytes = _make_vision_fast(vision, model, needs)
         see_by_blocks(load, vision, whole, runner, packed_tolerance)
-        vision_bytes = other_bytes(model) + MAX_CACHED_BYTES
+        vision_bytes += other_bytes(model) + MAX_CACHED_BYTES + vision.activation_bytes(max_context_tokens)
     on_device = _device_parts(load, runner, shape.vocabulary_size, max_context_tokens)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     pool.moves_ended = step is None and not has_kernels
@@ -136,6 +138,17 @@ def load_paged(load: GeneratorLoad) -> ServedModel:
         image_prompts=None if vision is None else vision.prompts,
         tower=runner.tower,
     )
+
+
+def _make_vision_fast(vision: Vision, part: Any, needs: CodeNeeds) -> int:
+    """Compute with our layers of the packed weights outside the language model; return about how many bytes they take.
+
+    `part`: the language model.
+    """
+    own = set(packed_modules(part))
+    modules = [module for module in packed_modules(part.whole) if module not in own]
+    needs.wait(modules)
+    return vision.make_fast(modules)
 
 
 class _DeviceParts(NamedTuple):

@@ -1,4 +1,4 @@
-"""Check a model's images against transformers' `generate`: one prompt with images, and the tokens after it."""
+"""Check a model's images and videos against transformers' `generate`: a prompt with them, and the tokens after it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,9 +15,11 @@ from frameworks.core.errors import InvalidModel, OutOfMemory
 from frameworks.generation.media import PromptMedia
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Conversation, Message, MessageImage, Sampling
+from frameworks.media.video import VideoSize
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.step.trial import MASKED
+from frameworks.pytorch.generation.vision.processing import SampledVideo
 from frameworks.pytorch.generation.vision.prompts import ImagePrompts, PromptForm
 from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.scheduling.steps.sequence import Sequence as TextSequence
@@ -26,7 +28,10 @@ from frameworks.types import DEFAULT_PRIORITY
 
 # Height and width; most processors enlarge them.
 _SIZES = ((56, 84), (84, 56))
+_FRAMES, _FPS = 4, 2.0
 _NEW_TOKENS = 4
+# Of the first file, in place of a hash; the next ones are below.
+_IMAGE_KEY, _VIDEO_KEY = -2, -100
 _TEXTS = ("A first one ", " and another ", " of them. Which are they?")
 # Largest difference of vectors that were computed for one image and for several, relative to their spread.
 _VECTOR_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -51,22 +56,24 @@ class ImageMask:
 
 
 class VisionTrial:
-    """The logits of `generate` after a prompt with two images, computed before the model is changed."""
+    """The logits of `generate` after a prompt with two images or a video, computed before the model is changed."""
 
-    def __init__(self, whole: Any, prompts: ImagePrompts, max_tokens: int) -> None:
+    def __init__(self, whole: Any, prompts: ImagePrompts, max_tokens: int, is_video: bool = False) -> None:
         """`max_tokens`: of a text. Raises InvalidModel where transformers does not generate, OutOfMemory."""
         self._prompts = prompts
+        self._is_video = is_video
         self._device: torch.device = whole.device
         self._dtype: torch.dtype = whole.dtype
         try:
-            for num_images in range(len(_SIZES), 0, -1):
-                text = self._text(num_images)
-                inputs = prompts.processing.process(text, self._images(num_images))
+            for num_files in (1,) if is_video else range(len(_SIZES), 0, -1):
+                text = self._text(num_files)
+                inputs = prompts.processing.process(text, self._images(num_files), self._videos())
                 if inputs["input_ids"].shape[1] + _NEW_TOKENS <= max_tokens:
                     break
             else:
-                raise InvalidModel(f"an image takes more than the context of {max_tokens} tokens")
-            self._text_of_trial, self._num_images = text, num_images
+                what = "a video" if is_video else "an image"
+                raise InvalidModel(f"{what} takes more than the context of {max_tokens} tokens")
+            self._text_of_trial, self._num_files = text, num_files
             with _first_states(whole) as states:
                 self.token_ids, self._expected = self._generate(whole, inputs)
             self.mask = ImageMask()
@@ -78,7 +85,8 @@ class VisionTrial:
         except Exception as error:
             self.check_memory(error)
             raise InvalidModel(
-                f"transformers does not generate of images: {type(error).__name__}: {_first_line(error)}"
+                f"transformers does not generate of {'videos' if is_video else 'images'}: {type(error).__name__}: "
+                f"{_first_line(error)}"
             ) from error
 
     def find_form(self, tower: VisionTower) -> None:
@@ -101,9 +109,10 @@ class VisionTrial:
             prompts.form = joint
 
     def prompt(self) -> tuple[list[int], PromptMedia]:
-        """Return the token ids of the trial's prompt and its images, in the form of the prompts."""
-        images = self._images(self._num_images)
-        return self._prompts.of_text(self._text_of_trial, images, [-2 - number for number in range(len(images))])
+        """Return the token ids of the trial's prompt and its files, in the form of the prompts."""
+        first = _VIDEO_KEY if self._is_video else _IMAGE_KEY
+        keys = [first - number for number in range(self._num_files)]
+        return self._prompts.of_text(self._text_of_trial, self._images(self._num_files), keys, self._videos())
 
     def off_in_parts(self, runner: PagedRunner, num_blocks: int) -> float:
         """Return the error of the logits by paged attention, relative to their spread: the largest of the ways in
@@ -111,7 +120,9 @@ class VisionTrial:
 
         `num_blocks`: that are free. Raises what the decoder raises.
         """
-        off = self._off_by(runner.compute_by_layers, num_blocks)
+        compute = runner.compute_by_layers
+        # The form is that of the images.
+        off = self._off_of(compute, num_blocks) if self._is_video else self._off_by(compute, num_blocks)
         if off <= self.tolerance and runner.step is not None:
             off = max(off, self._off_of(runner.compute, num_blocks))
         return off
@@ -180,7 +191,7 @@ class VisionTrial:
         of narrow or quantized weights do not tell. `states`: of the prompt, [tokens, hidden size].
         """
         ids, image_id = inputs["input_ids"][0].tolist(), self._prompts.processing.image_id
-        if image_id not in ids or len(states) != len(ids):
+        if self._is_video or image_id not in ids or len(states) != len(ids):
             return ImageMask()
         first = ids.index(image_id)
         last = first + sum(1 for _ in takewhile(lambda token_id: token_id == image_id, ids[first:])) - 1
@@ -211,18 +222,27 @@ class VisionTrial:
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()
         }
 
-    def _text(self, num_images: int) -> str:
-        texts = (*_TEXTS[:num_images], _TEXTS[-1])
+    def _text(self, num_files: int) -> str:
+        texts = (*_TEXTS[:num_files], _TEXTS[-1])
         content = "".join(texts)
         ends = np.cumsum([len(each) for each in texts[:-1]]).tolist()
-        images = tuple(MessageImage(b"", end, "messages") for end in ends)
+        files = tuple(MessageImage(b"", end, "messages", is_video=self._is_video) for end in ends)
         if self._prompts.has_template:
-            return self._prompts.render(Conversation((Message("user", content, images=images),)))
-        return self._prompts.processing.placeholder.join(texts)
+            return self._prompts.render(Conversation((Message("user", content, images=files),)))
+        processing = self._prompts.processing
+        return (processing.video_placeholder if self._is_video else processing.placeholder).join(texts)
 
-    def _images(self, num_images: int) -> list[Image.Image]:
+    def _images(self, num_files: int) -> list[Image.Image]:
+        sizes = () if self._is_video else _SIZES[:num_files]
         random = np.random.default_rng(0)
-        return [Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _SIZES[:num_images]]
+        return [Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
+
+    def _videos(self) -> list[SampledVideo]:
+        if not self._is_video:
+            return []
+        height, width = _SIZES[0]
+        frames = np.random.default_rng(0).integers(0, 256, (_FRAMES, height, width, 3), dtype=np.uint8)
+        return [SampledVideo(frames, tuple(range(_FRAMES)), VideoSize(_FRAMES, _FPS, height, width))]
 
     def check_memory(self, error: Exception) -> None:
         """Raise OutOfMemory if memory is the cause."""

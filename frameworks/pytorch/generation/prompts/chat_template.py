@@ -131,14 +131,14 @@ def _turn(message: Message, has_parts: bool) -> dict[str, Any]:
 
 
 def _parts(message: Message) -> list[dict[str, str]]:
-    """Return the content as parts, with each image between its texts."""
+    """Return the content as parts, with each image and video between its texts."""
     if not message.images:
         return [{"type": "text", "text": message.content}]
     parts, end = [], 0
     for image in message.images:
         if image.at > end:
             parts.append({"type": "text", "text": message.content[end : image.at]})
-        parts.append({"type": "image"})
+        parts.append({"type": "video" if image.is_video else "image"})
         end = image.at
     if message.content[end:]:
         parts.append({"type": "text", "text": message.content[end:]})

@@ -1,6 +1,7 @@
-"""transformers' processor of a model that sees: a text with placeholders and its images to tokens and tensors."""
+"""transformers' processor of a model that sees: a text with placeholders, and its files, to tokens and tensors."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +12,23 @@ from typing import Any
 import torch
 from PIL.Image import Image
 from transformers import GenerationMixin, Idefics3Processor
+from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 from frameworks.generation.media import Positions
-from frameworks.pytorch.generation.vision.processor_loading import load_processor
+from frameworks.media.video import Frames, VideoSize
+from frameworks.pytorch.generation.vision.processor_loading import UnreadVideos, load_processor
 
 _TOKEN_NAMES = ("image_token_id", "image_token_index")
+_VIDEO_TOKEN_NAMES = ("video_token_id", "video_token_index")
 # Tensors that are no argument of the model's own pass, or that generation drops.
-_DROPPED = ("input_ids", "attention_mask", "text_replacement_offsets")
+_DROPPED = ("input_ids", "attention_mask", "text_replacement_offsets", "video_metadata")
+# Seconds, from which positions are computed.
+_NOT_NARROWED = ("second_per_grid_ts",)
+# Arguments of a processor of videos that its sampling does not have.
+_NOT_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
+_EVEN_FRAMES = 32
+IMAGE, VIDEO = 1, 2
+"""The kinds of tokens whose vectors are computed, as transformers counts them; 0 is a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,23 @@ class ProcessedImage:
 
     text: str
     inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledVideo:
+    """Frames of a video as the model reads them, [frames, height, width, 3]. `indices`: of the frames in the file."""
+
+    frames: Frames
+    indices: tuple[int, ...]
+    size: VideoSize
+
+    @property
+    def metadata(self) -> VideoMetadata:
+        """Return what transformers' processors read of it."""
+        size = self.size
+        metadata = _metadata_of(size)
+        metadata.frames_indices = list(self.indices)
+        return metadata
 
 
 class ImageProcessing:
@@ -43,9 +71,14 @@ class ImageProcessing:
         tokens = (getattr(self._processor, name, None) for name in names)
         self.placeholder: str = next((each for each in tokens if isinstance(each, str)), "")
         """Stands for an image in the text of a prompt; empty where the processor knows none."""
+        video_token = getattr(self._processor, "video_token", None)
+        self.video_placeholder: str = video_token if isinstance(video_token, str) else ""
+        """Stands for a video, as `placeholder`."""
         ids = (getattr(whole.config, name, None) for name in _TOKEN_NAMES)
         self.image_id: int | None = next((each for each in ids if isinstance(each, int)), None)
         """The token that vectors of images replace; None where transformers' config names none."""
+        videos = (getattr(whole.config, name, None) for name in _VIDEO_TOKEN_NAMES)
+        self._replaced_ids = (self.image_id, *(each for each in videos if isinstance(each, int)))
         # Most models count tokens; Qwen's have sections.
         own = getattr(type(whole), "_prepare_position_ids_for_generation", None)
         # A model without its head computes them in its own pass.
@@ -54,6 +87,41 @@ class ImageProcessing:
         self._whole: Any = whole if self._has_positions else None
         reads_types = "mm_token_type_ids" in inspect.signature(whole.forward).parameters
         self._reads_types = reads_types and (self._has_positions or own is None)
+
+    @property
+    def no_videos_because(self) -> str | None:
+        """Return why the processor reads no videos; None: it reads them."""
+        processor = getattr(self._processor, "video_processor", None)
+        if isinstance(processor, UnreadVideos):
+            return "transformers' processor of its videos needs torchvision, which is not installed"
+        if processor is None or not self.video_placeholder:
+            return "its processor reads none"
+        module = sys.modules[type(self._processor).__module__]
+        if getattr(module, "num2words", "") is None:
+            # SmolVLM's prompts have the number of frames in words.
+            return "transformers' processor of its videos needs num2words, which is not installed"
+        return None
+
+    @property
+    def mixes_files(self) -> bool:
+        """Whether images and videos may be in one prompt: SmolVLM's processor has one name for the tensors of both."""
+        return "pixel_values" not in self._processor.video_processor.model_input_names
+
+    def sample(self, size: VideoSize) -> tuple[int, ...]:
+        """Return the indices of the frames that the processor reads of a video, ascending: by its own rule, or 32 at
+        even distances where it has none. Raises ValueError and others for a video that it does not sample.
+        """
+        processor, metadata = self._processor.video_processor, _metadata_of(size)
+        with self._lock:
+            merged = self._processor._merge_kwargs(tokenizer_init_kwargs=self._processor.tokenizer.init_kwargs)
+        options = dict(merged["videos_kwargs"])
+        for name in processor.valid_kwargs.__annotations__:
+            options.setdefault(name, getattr(processor, name, None))
+        # As transformers decides it for a conversation.
+        if not options["do_sample_frames"] and options["num_frames"] is None and options["fps"] is None:
+            return tuple(default_sample_indices_fn(metadata, num_frames=min(_EVEN_FRAMES, size.num_frames)).tolist())
+        options = {name: value for name, value in options.items() if name not in _NOT_SAMPLING}
+        return tuple(int(index) for index in processor.sample_frames(metadata=metadata, **options))
 
     def num_tokens(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the tokens of images by their sizes, (height, width); 0 where the processor cannot tell."""
@@ -71,19 +139,25 @@ class ImageProcessing:
         except Exception:  # noqa: BLE001 - an aid of transformers that is not whole for each model
             return 0
 
-    def process(self, text: str, images: Sequence[Image]) -> dict[str, Any]:
+    def process(self, text: str, images: Sequence[Image], videos: Sequence[SampledVideo] = ()) -> dict[str, Any]:
         """Return what the processor makes of a prompt: `input_ids`, int64 [1, tokens], and its other tensors, floating
-        ones in the dtype of the model. Raises ValueError and others where text and images do not fit.
+        ones in the dtype of the model. Raises ValueError and others where text, images and videos do not fit.
         """
+        media: dict[str, Any] = {"images": [list(images)]} if images or not videos else {}
+        if videos:
+            media["videos"] = [[each.frames for each in videos]]
+            media |= {"video_metadata": [each.metadata for each in videos], "do_sample_frames": False}
+            # Some write the times of the frames.
+            media["return_metadata"] = True
         with self._lock:
             made = self._processor(
                 text=text,
-                images=[list(images)],
+                **media,
                 add_special_tokens=self.adds_special_tokens(text),
                 return_tensors="pt",
                 **self._settings,
             )
-        inputs = {name: self._narrowed(value) for name, value in made.items() if name not in _DROPPED[1:]}
+        inputs = {name: self._narrowed(name, value) for name, value in made.items() if name not in _DROPPED[1:]}
         if self._reads_types and "mm_token_type_ids" not in inputs:
             types = self._processor.create_mm_token_type_ids(inputs["input_ids"].tolist())
             inputs["mm_token_type_ids"] = torch.tensor(types)
@@ -107,7 +181,7 @@ class ImageProcessing:
                 nested = processor.prepare_inputs_layout(images=[image])[0]
                 made, [text] = processor._process_images(nested, **options)
             unused = processor.unused_input_names
-            inputs = {name: self._narrowed(value) for name, value in made.items() if name not in unused}
+            inputs = {name: self._narrowed(name, value) for name, value in made.items() if name not in unused}
             found.append(ProcessedImage(text, inputs))
         return found
 
@@ -115,6 +189,13 @@ class ImageProcessing:
         """Return the tokens of an image that its vectors replace."""
         token = self._processor.tokenizer.convert_ids_to_tokens(self.image_id)
         return image.text.count(token) if isinstance(token, str) else 0
+
+    def kinds(self, ids: Sequence[int]) -> list[int]:
+        """Return the kind of each token: 0 for a text, 1 for an image, 2 for a video."""
+        [kinds] = self._processor.create_mm_token_type_ids([list(ids)])
+        # Some count the tokens around an image too.
+        replaced = self._replaced_ids
+        return [int(kind) if token in replaced else 0 for token, kind in zip(ids, kinds, strict=True)]
 
     def expand(self, text: str, images: Sequence[ProcessedImage]) -> str:
         """Return a prompt with its placeholders replaced, one for each image."""
@@ -147,6 +228,10 @@ class ImageProcessing:
         # The first of four sections counts tokens, for masks.
         return rows[1:] if len(rows) == 4 else rows
 
-    def _narrowed(self, value: Any) -> Any:
-        is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    def _narrowed(self, name: str, value: Any) -> Any:
+        is_floating = isinstance(value, torch.Tensor) and value.is_floating_point() and name not in _NOT_NARROWED
         return value.to(self._dtype) if is_floating else value
+
+
+def _metadata_of(size: VideoSize) -> VideoMetadata:
+    return VideoMetadata(size.num_frames, size.fps, size.width, size.height, size.seconds, "pyav")

@@ -1,23 +1,28 @@
 """The vision part of a model: transformers' tower and projector, and a cache of the vectors that they computed."""
 
+import hashlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
 from frameworks.generation.media import ImageGroup
+from frameworks.pytorch.generation.vision.activations import ActivationPeak
 from frameworks.pytorch.generation.vision.paced_run import PacedThread
+from frameworks.pytorch.generation.weights.packed.modules import PackedModule
 
 MAX_CACHED_BYTES = 64 * 1024**2
 """Bytes of vectors that are kept for images of later requests."""
 
 
+# transformers' functions.
+_OF_IMAGES, _OF_VIDEOS = "get_image_features", "get_video_features"
 # Modules between which a slice of time may end.
-_LONG = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.LayerNorm)
+_LONG = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.LayerNorm, PackedModule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,8 @@ class VisionTower:
         self._whole = whole
         self._thread: PacedThread[ImageVectors] | None = None
         self._begun: tuple[str, int] | None = None
-        base = whole.model if hasattr(getattr(whole, "model", None), "get_image_features") else whole
-        self._features = base.get_image_features
-        self._names = frozenset(inspect.signature(self._features).parameters)
+        self._base = _base_of(whole)
+        getattr(self._base, _OF_IMAGES)
         self._device: torch.device = whole.device
         for module in whole.modules():
             if type(module).__name__.endswith("VisionEmbeddings"):
@@ -126,12 +130,72 @@ class VisionTower:
         return vectors
 
     def compute(self, inputs: Mapping[str, Any]) -> ImageVectors:
-        """Return the vectors of images from the tensors of transformers' processor."""
-        own = {name: _on(value, self._device) for name, value in inputs.items() if name in self._names}
+        """Return the vectors of images or of videos from the tensors of transformers' processor."""
+        features = getattr(self._base, _OF_VIDEOS if "pixel_values_videos" in inputs else _OF_IMAGES)
+        names = inspect.signature(features).parameters
+        own = {name: _on(value, self._device) for name, value in inputs.items() if name in names}
         with torch.inference_mode():
-            output = self._features(**own, return_dict=True)
+            output = features(**own, return_dict=True)
             deep = getattr(output, "deepstack_features", None) or ()
             return ImageVectors(_rows(output.pooler_output), tuple(_rows(each) for each in deep))
+
+
+class RememberedFeatures:
+    """Lets transformers' model compute the features of equal pixels once, from its creation to `end`: the passes of a
+    trial read the same images.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        """`whole`: transformers' model. One without such functions is left as it is."""
+        self._base = _base_of(whole)
+        self.bytes_per_vector = 0.0
+        """Bytes that the tower took for each vector while it computed; 0 where nothing was computed."""
+        self._found: dict[bytes, Any] = {}
+        for name in (_OF_IMAGES, _OF_VIDEOS):
+            if hasattr(self._base, name):
+                setattr(self._base, name, self._once(getattr(self._base, name)))
+
+    def forget(self) -> None:
+        """Compute the features again, as the model has changed."""
+        self._found.clear()
+
+    def end(self) -> None:
+        """Forget the features, and keep no further ones. Harmless when repeated."""
+        self._found.clear()
+        for name in (_OF_IMAGES, _OF_VIDEOS):
+            vars(self._base).pop(name, None)
+
+    def _once(self, features: Callable[..., Any]) -> Callable[..., Any]:
+        # transformers reads the signature of the function.
+        @wraps(features)
+        def remembered(*arguments: Any, **options: Any) -> Any:
+            if arguments:
+                return features(*arguments, **options)
+            key = _key_of(features.__name__, options)
+            if key not in self._found:
+                with ActivationPeak() as peak:
+                    output = self._found[key] = features(**options)
+                vectors = getattr(output, "pooler_output", None)
+                if vectors is not None:
+                    self.bytes_per_vector = max(self.bytes_per_vector, peak.peak_bytes / max(1, len(_rows(vectors))))
+            return self._found[key]
+
+        return remembered
+
+
+def _base_of(whole: Any) -> Any:
+    """Return the model within a model that computes features."""
+    return whole.model if hasattr(getattr(whole, "model", None), _OF_IMAGES) else whole
+
+
+def _key_of(name: str, options: Mapping[str, Any]) -> bytes:
+    digest = hashlib.blake2b(name.encode())
+    for option, value in sorted(options.items()):
+        is_tensor = isinstance(value, torch.Tensor)
+        digest.update(f"{option} {value.dtype} {tuple(value.shape)}".encode() if is_tensor else repr(value).encode())
+        if is_tensor:
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.digest()
 
 
 def _contiguous(_: torch.nn.Module, __: Any, output: Any) -> Any:

@@ -221,7 +221,7 @@ def test_other_number_of_places_is_refused(places: int, files: int, message: str
     ("part", "message"),
     [
         ({"type": "image", "image": "YQ"}, "image: unknown field"),
-        ({"type": "images"}, 'type: expected "image", "image_url" or "text", got "images"'),
+        ({"type": "images"}, 'type: expected "image", "image_url", "text" or "video_url", got "images"'),
         ({"type": "image_url", "image_url": {"url": "ftp://a"}}, "image_url.url: expected base64 or a data URL"),
     ],
 )

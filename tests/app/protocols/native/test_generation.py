@@ -62,7 +62,7 @@ def test_messages_with_images() -> None:
         ({"type": "image_url", "image_url": {"url": "!"}}, "image_url.url: expected base64, got other text"),
         ({"type": "image_url", "image_url": {"url": ""}}, "image_url.url: expected the image of a file, got an empty"),
         ({"type": "image_url", "image_url": {"url": "ftp://a.org/a.png"}}, "image_url.url: expected base64 or a data"),
-        ({"type": "image", "image": "YQ"}, 'type: expected "image_url" or "text", got "image"'),
+        ({"type": "image", "image": "YQ"}, 'type: expected "image_url", "text" or "video_url", got "image"'),
     ],
 )
 def test_other_image_of_message_is_refused(part: dict[str, Any], message: str) -> None:

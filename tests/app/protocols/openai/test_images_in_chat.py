@@ -128,7 +128,11 @@ def test_other_url_is_refused_by_field(url: str, word: str, more: dict[str, Any]
     [
         ({"type": "image_url", "image_url": "YQ"}, "image_url", "expected an object"),
         ({"type": "image_url", "image_url": {"file_id": "f"}}, "image_url.url", "nothing"),
-        ({"type": "input_image", "image_url": "YQ"}, "type", 'expected "image_url" or "text", got "input_image"'),
+        (
+            {"type": "input_image", "image_url": "YQ"},
+            "type",
+            'expected "image_url", "text" or "video_url", got "input_image"',
+        ),
         ({"type": "input_audio", "input_audio": {"data": "YQ", "format": "wav"}}, "type", '"input_audio"'),
         ({"type": "file", "file": {"file_id": "f"}}, "type", '"file"'),
         ({"image_url": {"url": "YQ"}}, "type", "nothing"),

@@ -138,14 +138,15 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
 
 
 def _with_files(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with a file in each part that is an image."""
+    """Return a message with a file in each part that is an image or a video."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    parts = [
-        part | {"image_url": part["image_url"] | {"url": "YQ"}} if "image_url" in part else part for part in content
-    ]
-    return message | {"content": parts}
+    return message | {"content": [_with_file(part) for part in content]}
+
+
+def _with_file(part: dict[str, Any]) -> dict[str, Any]:
+    return part | {name: part[name] | {"url": "YQ"} for name in ("image_url", "video_url") if name in part}
 
 
 def _renamed(tool: dict[str, Any], name: str) -> dict[str, Any]:

@@ -51,7 +51,8 @@ IDS = "integers from 0 to 2147483647"
 MESSAGE = 'like {"content": "…", "role": "user"}'
 PARTS = (
     'like {"image_url": {"url": "data:image/jpeg;base64,…"}, "type": "image_url"} or objects like '
-    '{"text": "…", "type": "text"}'
+    '{"text": "…", "type": "text"} or objects like '
+    '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,…"}}'
 )
 STOP = "string of 1 to 1024 characters"
 LONG = "a" * 1025
@@ -95,7 +96,7 @@ LONG = "a" * 1025
          f"expected a string or a list of objects {PARTS}, got nothing"),
         ("messages", [{"role": "", "content": "a"}], "[0].role", 'expected a string of 1 to 64 characters, got ""'),
         ("messages", [{"role": "u", "content": [{"type": "image"}]}], "[0].content[0].type",
-         'expected "image_url" or "text", got "image"'),
+         'expected "image_url", "text" or "video_url", got "image"'),
         ("response_format", {"type": "xml"}, ".type",
          'expected "json", "json_object", "json_schema", "regex" or "text", got "xml"'),
         ("response_format", {}, ".type",

@@ -36,3 +36,13 @@ TORCHVISION_MAKERS = catalogue_b.TORCHVISION_MAKERS
 """Model type to the function that writes its folder, where the processor needs torchvision."""
 NEEDS_TORCHVISION = (TORCHVISION_MAKERS.keys() & MODEL_TYPES.keys()) - {"mistral_large4"}
 """Model types that are served where torchvision is installed beside the server."""
+READ_VIDEOS = frozenset(
+    {
+        *("cohere_compass", "cosmos3_edge", "cosmos3_omni", "ernie4_5_vl_moe", "exaone4_5", "gemma4", "glm46v"),
+        *("glm4v", "glm4v_moe", "glm_ocr", "glmga", "hyperclovax_vision_v2", "internvl", "lfm3_vl"),
+        *("llava_next_video", "llava_onevision", "molmo2", "muse_glimmer", "qwen2_5_omni_thinker", "qwen2_5_vl"),
+        *("qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp"),
+        *("smolvlm", "video_llama_3", "video_llava"),
+    }
+)
+"""Model types that read videos where torchvision is installed."""

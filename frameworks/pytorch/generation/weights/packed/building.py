@@ -1,7 +1,7 @@
 """Build a language model of transformers around quantized weights of a file or folder."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,11 @@ def packed_dtype(model: torch.nn.Module) -> str | None:
 
 def use_fast_layers(model: torch.nn.Module) -> int:
     """Let a model of transformers compute with our layers of packed weights; return about how many bytes they take."""
-    packed = packed_modules(model)
-    for module in packed:
+    return make_fast(packed_modules(model))
+
+
+def make_fast(modules: Sequence[PackedModule]) -> int:
+    """As `use_fast_layers`, for some modules of a model."""
+    for module in modules:
         module.make_fast()
-    return sum(module.packed.held_bytes for module in packed)
+    return sum(module.packed.held_bytes for module in modules)

@@ -191,7 +191,7 @@ def test_message_parts_are_joined() -> None:
         ([{"role": "u", "content": ["a"]}], InvalidInput, r"content\[0\]: expected an object like"),
         ([{"role": "u", "content": [{"type": "text", "text": 1}]}], InvalidInput, r"content\[0\].text: .* got 1"),
         ([{"role": "u", "content": [{"type": "image_url"}]}], InvalidInput, r"content\[0\].image_url: .* got nothing"),
-        ([{"role": "u", "content": [{"type": "video_url"}]}], InvalidInput, '"image_url" or "text", got'),
+        ([{"role": "u", "content": [{"type": "input_audio"}]}], InvalidInput, '"text" or "video_url", got'),
     ],
 )
 def test_invalid_messages_are_refused(messages: Any, kind: type[RequestError], message: str) -> None:

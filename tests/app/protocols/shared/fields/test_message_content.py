@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from app.protocols.shared.bodies import Body, read_body
 from app.protocols.shared.fields.generation import Messages, to_conversation
-from app.protocols.shared.fields.message_content import Content, ImagePart, ImageUrl, TextPart, read_content
+from app.protocols.shared.fields.message_content import (
+    Content,
+    ImagePart,
+    ImageUrl,
+    TextPart,
+    VideoPart,
+    read_content,
+)
 from frameworks.core.errors import InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import Conversation, Message, MessageImage
 
@@ -172,9 +179,9 @@ def test_other_url_is_refused_by_field(url: str, reason: str) -> None:
         ({"type": "image_url", "image_url": {}}, ".image_url.url", "expected a string, got nothing"),
         ({"type": "image_url", "image_url": {"url": 1}}, ".image_url.url", "expected a string, got 1"),
         ({"type": "image_url", "image_url": {"file_id": "f"}}, ".image_url.url", "expected a string, got nothing"),
-        ({"type": "image"}, ".type", 'expected "image_url" or "text", got "image"'),
-        ({"type": "input_image", "image_url": "YQ"}, ".type", 'expected "image_url" or "text", got "input_image"'),
-        ({"type": "video_url", "video_url": {"url": "YQ"}}, ".type", 'got "video_url"'),
+        ({"type": "image"}, ".type", 'expected "image_url", "text" or "video_url", got "image"'),
+        ({"type": "input_image", "image_url": "YQ"}, ".type", '"text" or "video_url", got "input_image"'),
+        ({"type": "input_audio", "input_audio": {"data": "YQ"}}, ".type", 'got "input_audio"'),
         ({"type": "file", "file": {"file_id": "f"}}, ".type", 'got "file"'),
         ({"image_url": {"url": "YQ"}}, ".type", "got nothing"),
         ({"type": "text", "image_url": {"url": "YQ"}}, ".text", "got nothing"),
@@ -219,3 +226,37 @@ def test_url_of_host_is_kept(url: str) -> None:
         "ab",
         (MessageImage(b"", 2, "m[1].image_url.url", url),),
     )
+
+
+def test_videos_are_read_among_images() -> None:
+    video = read_body(VideoPart, {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,YQ=="}})
+    image = read_body(ImagePart, {"type": "image_url", "image_url": {"url": "Yg"}})
+    assert read_content([video, TextPart(type="text", text="ab"), image], "m") == (
+        "ab",
+        (
+            MessageImage(b"a", 0, "m[0].video_url.url", is_video=True),
+            MessageImage(b"b", 2, "m[2].image_url.url"),
+        ),
+    )
+
+
+def test_url_of_video_is_kept() -> None:
+    video = read_body(VideoPart, {"type": "video_url", "video_url": {"url": "https://a.org/a.mp4"}})
+    _, [file] = read_content([video], "m")
+    assert file == MessageImage(b"", 0, "m[0].video_url.url", "https://a.org/a.mp4", is_video=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "expected the video of a file, got an empty text"),
+        ("!", "expected base64, got other text"),
+        ("ftp://a.org/a.mp4", "got a URL with the scheme ftp"),
+        ("A" * (64 * 1024**2 * 3 // 2 + 1), "expected a file of at most 67108864 bytes, got more"),
+    ],
+)
+def test_wrong_video_is_refused(url: str, message: str) -> None:
+    video = VideoPart.model_construct(type="video_url", video_url=ImageUrl.model_construct(url=url))
+    with pytest.raises(InvalidInput, match=message) as raised:
+        read_content([video], "m")
+    assert raised.value.field == "m[0].video_url.url"

@@ -95,7 +95,8 @@ def sequence(model: GeneratingModel, number: int, talk: Conversation, **more: An
     else:
         assert model.image_prompts is not None
         most = spec.max_context_tokens - 1
-        ids, media = model.image_prompts.encode(talk, model.tokenizer.limit(most), most)
+        prompts = model.image_prompts
+        ids, media = prompts.encode(talk, model.tokenizer.limit(most), most, prompts.select(talk))
     stops = {"stop_token_ids": spec.eos_token_ids, "media": media} | more
     return request(number, ids, more.pop("max_tokens", TOKENS), **stops)
 

@@ -94,7 +94,7 @@ def test_bounds_are_checked_by_headers(models: Any) -> None:
 
 
 def test_sides_beyond_processor_are_refused(models: Any) -> None:
-    with pytest.raises(InvalidInput, match="expected images that the model's processor reads") as caught:
+    with pytest.raises(InvalidInput, match="expected files that the model's processor reads") as caught:
         encode(models("qwen2_5_vl"), conversation([image(0, (900, 3))]))
     assert caught.value.field == "messages"
 

@@ -1,10 +1,12 @@
-"""Compare the model types whose processors need torchvision with `generate`, in a process that has it.
+"""Compare model types with `generate` in a process that has torchvision, or serve them in it.
 
-`python -m tests.frameworks.pytorch.generation.vision.with_torchvision TYPE …`, with torchvision on the path.
+`python -m tests.frameworks.pytorch.generation.vision.with_torchvision images|videos TYPE …`, `… texts FOLDER …` or
+`… serve ARGUMENT …`, with torchvision on the path.
 The wheel's library needs CUDA's torch. Its transforms of images, which processors use, are functions of torch alone.
 """
 
 import importlib
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -29,25 +31,37 @@ _SCHEMAS = {
 }
 
 
-def main(names: list[str]) -> None:
-    """Compare each model type. Raises AssertionError at the first text that differs."""
+def main(what: str, arguments: list[str]) -> None:
+    """Compare the images or the videos of each model type, print the texts of `generate` after a video, or serve.
+    Raises AssertionError at the first text that differs.
+    """
     library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]  # untyped
     for name, schema in _SCHEMAS.items():
         library.define(f"{name}{schema}")
     importlib.import_module("torchvision")
     # transformers looks for torchvision when it is imported.
-    seeing = importlib.import_module("tests.frameworks.pytorch.generation.vision.seeing")
-    makers = importlib.import_module("tests.support.models.vision.catalogue").TORCHVISION_MAKERS
+    if what == "serve":
+        sys.exit(importlib.import_module("app.cli.commands").main(["serve", *arguments]))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    package = "tests.frameworks.pytorch.generation.vision"
+    if what == "texts":
+        text_of = importlib.import_module(f"{package}.seeing_videos").text_of
+        print(json.dumps([text_of(Path(each)) for each in arguments]))
+        return
+    catalogue = importlib.import_module("tests.support.models.vision.catalogue")
+    makers = catalogue.MAKERS | catalogue.TORCHVISION_MAKERS
     with TemporaryDirectory() as folder:
-        for name in names:
+        for name in arguments:
             own = Path(folder) / name
             own.mkdir()
             makers[name](own)
-            reason = seeing.compare(own, (0, 1, 3))
-            print(name, reason or "paged attention", flush=True)
+            if what == "images":
+                reason = importlib.import_module(f"{package}.seeing").compare(own, (0, 1, 3))
+                print(name, reason or "paged attention", flush=True)
+            else:
+                print(name, importlib.import_module(f"{package}.seeing_videos").compare_videos(own), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])
