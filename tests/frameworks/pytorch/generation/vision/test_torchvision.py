@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support.models.vision.catalogue import NEEDS_TORCHVISION, READ_VIDEOS
 
@@ -19,11 +20,14 @@ _PACKAGES = {"torchvision": "torchvision==0.28.0", "num2words": "num2words==0.5.
 
 def environment() -> dict[str, str]:
     """Return the environment of a process with torchvision, which is installed into a folder of its own."""
-    missing = [requirement for name, requirement in _PACKAGES.items() if not list(_FOLDER.glob(f"{name}*"))]
-    if missing:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(_FOLDER)]
-        installed = subprocess.run([*pip, *missing], check=False, capture_output=True, text=True, timeout=600)
-        assert installed.returncode == 0, installed.stderr
+    _FOLDER.parent.mkdir(exist_ok=True)
+    # Several workers of pytest may begin with it.
+    with FileLock(_FOLDER.with_suffix(".lock")):
+        missing = [requirement for name, requirement in _PACKAGES.items() if not list(_FOLDER.glob(f"{name}*"))]
+        if missing:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(_FOLDER)]
+            installed = subprocess.run([*pip, *missing], check=False, capture_output=True, text=True, timeout=600)
+            assert installed.returncode == 0, installed.stderr
     return {**os.environ, "PYTHONPATH": f"{_FOLDER}{os.pathsep}{ROOT}"}
 
 
