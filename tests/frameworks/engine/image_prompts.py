@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,14 @@ class ImagePrompts:
         if self.refusal is not None:
             raise self.refusal
 
-    def encode(self, conversation: Conversation, limit: TextLimit, max_tokens: int) -> tuple[list[int], PromptMedia]:
+    def select(self, conversation: Conversation) -> list[Any]:
+        """Return a selection of as many bytes as its file for each video."""
+        return [SimpleNamespace(nbytes=len(each.data)) for each in conversation.images if each.is_video]
+
+    def encode(
+        self, conversation: Conversation, limit: TextLimit, max_tokens: int, selections: Sequence[Any]
+    ) -> tuple[list[int], PromptMedia]:
+        assert len(selections) == sum(each.is_video for each in conversation.images)
         self.threads.append(threading.current_thread().name)
         self.limits.append((limit, max_tokens))
         if self.behaviour is not None:

@@ -1,6 +1,7 @@
 """Images of conversations: their bytes are held from before they are decoded until the texts have ended."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -152,3 +153,19 @@ async def test_bytes_that_images_did_not_take_are_released() -> None:
         assert harness.memory.held_bytes == TENSOR_BYTES
         steps.open()
         generation.close()
+
+
+@in_loop
+async def test_videos_hold_bytes_of_their_frames() -> None:
+    asked = talk(b"12", b"123")
+    [conversation] = asked.prompts
+    assert isinstance(conversation, Conversation)
+    messages = tuple(
+        replace(each, images=tuple(replace(image, is_video=True) for image in each.images))
+        for each in conversation.messages
+    )
+    async with serving(ImagePrompts()) as harness:
+        await harness.text(replace(asked, prompts=(replace(conversation, messages=messages),)))
+        # As many bytes as the files have for each, and those of the frames.
+        assert harness.memory.holds == [2 * 3 + 5]
+        harness.check_released(11)
