@@ -239,7 +239,9 @@ def test_broken_image_names_document(server: RunningServer) -> None:
 
 def test_models_describe_images(server: RunningServer) -> None:
     described = {each["name"]: each for each in server.client.get("/models").json()["models"]}
-    assert described["bounded"]["vision"] == {"max_images": 2, "max_image_pixels": 10_000}
+    vision = described["bounded"]["vision"]
+    assert (vision["max_images"], vision["max_image_pixels"]) == (2, 10_000)
+    assert vision["no_videos_because"] == "it embeds texts and images"
     assert described["pages"]["vision"] is None
     assert (described["pages"]["vectors"], described["embedder"]["vectors"]) == ("multi", "dense")
     assert described["pages"]["image"]["height"] is None
