@@ -5,7 +5,7 @@ linear layers and in convolutions of 1 x 1. Normalizations are not folded into c
 layers amplify the other rounding, and a DETR gains only 6 %.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import cache, partial
 
 import torch
@@ -149,10 +149,10 @@ def _padded_rows(rows: int, shape: tuple[int, int]) -> int:
     return -(-rows // step) * step
 
 
-def pack_layers(model: torch.nn.Module, wanted: Kernels) -> None:
+def pack_layers(model: torch.nn.Module, wanted: Kernels, kept: Set[torch.nn.Module] = frozenset()) -> None:
     """Pack the weights of a float32 model on a CPU, layer by layer. The model is in eval mode.
 
-    `wanted`: one of PACKINGS.
+    `wanted`: one of PACKINGS. `kept`: layers that stay as they are.
     """
     if wanted == "plain":
         return
@@ -162,13 +162,18 @@ def pack_layers(model: torch.nn.Module, wanted: Kernels) -> None:
     # A layer's own weights are freed before the next one is packed.
     while parents:
         layer, locations = parents.popitem()
-        make = packer_of(layer, is_forced, shared)
+        make = None if layer in kept else packer_of(layer, is_forced, shared)
         if make is not None:
             packed = make()
             for parent, name in locations:
                 setattr(parent, name, packed)
             assert isinstance(layer.weight, torch.Tensor)
             _give_back(layer.weight, shared, files)
+
+
+def packed_layer_bytes(modules: Iterable[torch.nn.Module]) -> int:
+    """Return the bytes of the packed weights among modules."""
+    return sum(module.weight_bytes for module in modules if isinstance(module, PackedLayer))
 
 
 def _parents(model: torch.nn.Module) -> dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.cpu_layers.packed import packed_layer_bytes
 from frameworks.pytorch.generation.loading.cached_model import CachedModel, CachedRunner, SequenceCache, cache_bytes
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, load_model
@@ -72,6 +73,7 @@ def load_cached(load: GeneratorLoad, reason: str) -> ServedModel:
         )
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     weight_bytes = sum(tensor.nbytes for tensor in tensors.values()) + packed_bytes(model) + layer_bytes
+    weight_bytes += packed_layer_bytes(model.modules())
     return ServedModel(
         CachedRunner(cached, pool.block_bytes),
         pool,

@@ -14,7 +14,7 @@ from frameworks.pytorch.generation.decoders.runner import PagedRunner
 from frameworks.pytorch.generation.loading.cached_model import CachedModel
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
 from frameworks.pytorch.generation.step.shape import NotPaged
-from frameworks.pytorch.generation.vision.language import LanguagePart, sees
+from frameworks.pytorch.generation.vision.language import LanguagePart, pack_vision, sees
 from frameworks.pytorch.generation.vision.tower import RememberedFeatures, VisionTower
 from frameworks.pytorch.generation.weights.packed.building import make_fast
 from frameworks.pytorch.generation.weights.packed.modules import PackedModule
@@ -92,6 +92,7 @@ def load_vision(load: GeneratorLoad, whole: Any, max_tokens: int) -> Vision:
     entry = load.entry
     bounds = VisionSpec(entry.max_images, entry.max_image_pixels, entry.max_video_frames, entry.max_video_seconds)
     try:
+        pack_vision(whole, entry.kernels)
         prompts = ImagePrompts(ImageProcessing(load.folder, whole), load.tokenizer, bounds)
         vision = Vision(prompts, RememberedFeatures(whole), VisionTrial(whole, prompts, max_tokens))
     except InvalidModel as error:

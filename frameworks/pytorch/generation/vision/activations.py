@@ -26,10 +26,10 @@ class ActivationPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         # A view, and a result that is written into an argument, have the memory of the argument.
-        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if _is_tensor(each)}
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if _has_storage(each)}
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if _is_tensor(each):
+            if _has_storage(each):
                 storage = each.untyped_storage()
                 address = storage.data_ptr()
                 if address not in given and address not in self._live:
@@ -48,5 +48,6 @@ class ActivationPeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_bytes -= nbytes
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+def _has_storage(value: Any) -> bool:
+    # Packed weights have none.
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided

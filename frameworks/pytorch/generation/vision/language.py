@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
+from frameworks.core.settings.entries import Kernels
 from frameworks.generation.image_text_models import SERVED
+from frameworks.pytorch.cpu_layers.packed import PACKINGS, pack_layers, packed_layer_bytes
 
 
 class LanguagePart(torch.nn.Module):
@@ -65,4 +67,14 @@ def other_bytes(part: LanguagePart) -> int:
     """Return the bytes of the weights outside the language model."""
     own = {id(tensor) for tensor in [*part.parameters(), *part.buffers()]}
     whole = {id(tensor): tensor for tensor in [*part.whole.parameters(), *part.whole.buffers()]}
-    return sum(tensor.nbytes for key, tensor in whole.items() if key not in own)
+    layer_bytes = packed_layer_bytes(set(part.whole.modules()) - set(part.modules()))
+    return layer_bytes + sum(tensor.nbytes for key, tensor in whole.items() if key not in own)
+
+
+def pack_vision(whole: Any, wanted: Kernels) -> None:
+    """Pack the weights of the layers outside the language model, where that is faster on this CPU.
+
+    `whole`: transformers' model, in eval mode. `wanted`: of its entry, whose names are those of language models.
+    """
+    kept = {*whole.get_decoder().modules(), whole.get_output_embeddings()}
+    pack_layers(whole, wanted if wanted in PACKINGS else "auto", kept)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from frameworks.generation.media import ImageGroup
+from frameworks.pytorch.cpu_layers.packed import PackedLayer
 from frameworks.pytorch.generation.vision.activations import ActivationPeak
 from frameworks.pytorch.generation.vision.paced_run import PacedThread
 from frameworks.pytorch.generation.weights.packed.modules import PackedModule
@@ -22,7 +23,10 @@ MAX_CACHED_BYTES = 64 * 1024**2
 # transformers' functions.
 _OF_IMAGES, _OF_VIDEOS = "get_image_features", "get_video_features"
 # Modules between which a slice of time may end.
-_LONG = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.LayerNorm, PackedModule)
+_LONG = (
+    *(torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.LayerNorm),
+    *(PackedModule, PackedLayer),
+)
 
 
 @dataclass(frozen=True, slots=True)
