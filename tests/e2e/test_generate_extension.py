@@ -72,7 +72,7 @@ def test_stream_concatenates_to_whole_text(client: httpx.Client) -> None:
 
 def test_curl_calls_of_triton_manual(server: RunningServer) -> None:
     """curl sends JSON with the content type of a form."""
-    calls = [
+    calls: list[tuple[str, dict[str, Any]]] = [
         ("generate", {"text_input": PROMPT, "max_tokens": 20, "bad_words": "", "stop_words": ""}),
         ("generate", {"text_input": PROMPT, "parameters": {"stream": False, "temperature": 0}}),
         ("generate_stream", {"text_input": PROMPT, "stream": True, "sampling_param_max_tokens": 5}),

@@ -48,7 +48,7 @@ class PackedLayer(torch.nn.Module):
         self._packed: torch.Tensor | None = packed
         self._plain: torch.Tensor | None = None
         self._shape = layer.weight.shape
-        self.weight_bytes = layer.weight.nbytes
+        self.weight_bytes: int = layer.weight.nbytes
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
     @property

@@ -66,7 +66,7 @@ def sees(model: Any) -> bool:
 def other_bytes(part: LanguagePart) -> int:
     """Return the bytes of the weights outside the language model."""
     own = {id(tensor) for tensor in [*part.parameters(), *part.buffers()]}
-    whole = {id(tensor): tensor for tensor in [*part.whole.parameters(), *part.whole.buffers()]}
+    whole: dict[int, torch.Tensor] = {id(each): each for each in [*part.whole.parameters(), *part.whole.buffers()]}
     layer_bytes = packed_layer_bytes(set(part.whole.modules()) - set(part.modules()))
     return layer_bytes + sum(tensor.nbytes for key, tensor in whole.items() if key not in own)
 
