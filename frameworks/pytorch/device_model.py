@@ -23,6 +23,11 @@ class DeviceModel:
         self._intra_op_threads = intra_op_threads
         self._pool = pool if device.type == "cuda" else None
 
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """What computes; None after `close`."""
+        return self._model
+
     def on_idle(self) -> None:
         """As BatchModel.on_idle."""
         if self._device.type == "cpu":

@@ -17,6 +17,7 @@ from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.core.progress import phase, step, working
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.cpu_layers.packed import PackedLayer, packer_of
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
 from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
@@ -65,7 +66,8 @@ class Int8Linear(torch.nn.Module):
 def held_bytes(model: torch.nn.Module) -> int:
     """Return the bytes of a model's weights, with those of its int8 and its packed layers."""
     tensors = [*model.parameters(), *model.buffers()]
-    layer_bytes = sum(each.weight_bytes for each in model.modules() if isinstance(each, Int8Linear | PackedLayer))
+    kinds = (Int8Linear, PackedLayer, CompiledLayer)
+    layer_bytes = sum(each.weight_bytes for each in model.modules() if isinstance(each, kinds))
     return layer_bytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

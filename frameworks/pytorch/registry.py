@@ -317,7 +317,7 @@ def _check_entry_of_task(entry: TorchModelEntry, folder: Path, task: str) -> Non
 
 def _check_kernels(entry: TorchModelEntry, folder: Path) -> None:
     """Raise InvalidModel for the kernel of a language model in the entry of another model."""
-    known = ("auto",) if entry.dtype == "int8" else PACKINGS
+    known = ("auto",) if entry.dtype == "int8" else (*PACKINGS, "compiled")
     if entry.kernels not in known:
         names = ", ".join(f'"{each}"' for each in known)
         raise InvalidModel(

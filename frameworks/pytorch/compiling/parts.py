@@ -1,4 +1,5 @@
-"""The parts of the compiled code, by name: `int8` and the other formats, `step`, and the adapters of each dtype.
+"""The parts of the compiled code, by name: `int8` and the other formats, `step`, `encoder`, and the adapters of each
+dtype.
 
 A part is compiled when its module is imported, unless its code is in the cache. Importing this module compiles nothing.
 """
@@ -10,10 +11,10 @@ from frameworks.pytorch.compiled.cache import code_cache
 
 ADAPTERS = "lora"
 _FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int8_groups")
-STEP = "step"
-_FOLDERS = {ADAPTERS: "matmul", STEP: "decoder_step"}
+STEP, ENCODER = "step", "encoder"
+_FOLDERS = {ADAPTERS: "matmul", STEP: "decoder_step", ENCODER: "encoder_step"}
 """Of `compiled`, for parts that are not in `dtypes`."""
-PARTS = (*_FORMATS, STEP)
+PARTS = (*_FORMATS, STEP, ENCODER)
 """Parts that every model may need."""
 
 

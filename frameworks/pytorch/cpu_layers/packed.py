@@ -149,6 +149,22 @@ def _padded_rows(rows: int, shape: tuple[int, int]) -> int:
     return -(-rows // step) * step
 
 
+class FilesOfWeights:
+    """The mapped files of a model's weights. `shared`: addresses of weights that several modules have: packed weights
+    would be another copy.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._files = MappedFiles()
+        self.shared = _shared(model)
+
+    def give_back(self, weight: torch.Tensor) -> None:
+        """Free the pages of weights of which there is a copy now. A view of the weights elsewhere keeps them."""
+        count = torch._C._storage_Use_Count(weight.untyped_storage()._cdata)
+        if weight.data_ptr() not in self.shared and count <= _OWN_REFERENCES:
+            self._files.give_back(weight.data_ptr(), weight.nbytes)
+
+
 def pack_layers(model: torch.nn.Module, wanted: Kernels, kept: Set[torch.nn.Module] = frozenset()) -> None:
     """Pack the weights of a float32 model on a CPU, layer by layer. The model is in eval mode.
 
@@ -157,18 +173,17 @@ def pack_layers(model: torch.nn.Module, wanted: Kernels, kept: Set[torch.nn.Modu
     if wanted == "plain":
         return
     is_forced = wanted == "onednn"
-    files, shared = MappedFiles(), _shared(model)
-    parents = _parents(model)
+    files, parents = FilesOfWeights(model), _parents(model)
     # A layer's own weights are freed before the next one is packed.
     while parents:
         layer, locations = parents.popitem()
-        make = None if layer in kept else packer_of(layer, is_forced, shared)
+        make = None if layer in kept else packer_of(layer, is_forced, files.shared)
         if make is not None:
             packed = make()
             for parent, name in locations:
                 setattr(parent, name, packed)
             assert isinstance(layer.weight, torch.Tensor)
-            _give_back(layer.weight, shared, files)
+            files.give_back(layer.weight)
 
 
 def packed_layer_bytes(modules: Iterable[torch.nn.Module]) -> int:
@@ -184,13 +199,6 @@ def _parents(model: torch.nn.Module) -> dict[torch.nn.Module, list[tuple[torch.n
             if child is not None:
                 found.setdefault(child, []).append((parent, name))
     return found
-
-
-def _give_back(weight: torch.Tensor, shared: Set[int], files: MappedFiles) -> None:
-    """Free the pages of a mapped file of which there is a copy now. A view of the weights elsewhere keeps them."""
-    count = torch._C._storage_Use_Count(weight.untyped_storage()._cdata)
-    if weight.data_ptr() not in shared and count <= _OWN_REFERENCES:
-        files.give_back(weight.data_ptr(), weight.nbytes)
 
 
 def packer_of(
@@ -216,7 +224,7 @@ def packer_of(
 
 
 def _shared(model: torch.nn.Module) -> set[int]:
-    """Return the addresses of weights that several modules have: packed weights would be another copy."""
+    """Return the addresses of weights that several modules have."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():

@@ -4,18 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
-from frameworks.pytorch.cpu_layers.packed import pack_layers
-from frameworks.pytorch.device.graphs import graphs_of
-from frameworks.pytorch.device.queue import StreamQueue
 from frameworks.pytorch.encoders.answer_scoring import AnswerScorer
 from frameworks.pytorch.encoders.encoder import EncoderModel, TextHead
+from frameworks.pytorch.encoders.kernels import EncoderKernels
 from frameworks.pytorch.encoders.positions import usable_positions_of
 from frameworks.pytorch.encoders.sparse import load_token_weights
 from frameworks.pytorch.encoders.static_encoder import StaticEncoder, load_table
@@ -36,9 +34,6 @@ from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.words.tokenizer import load_word_tokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
-
-if TYPE_CHECKING:
-    from frameworks.pytorch.encoders.packed_texts import PackedTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +77,9 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         raise InvalidModel(f'{files.folder}: dtype: expected no "int8" for {kind}; remove it')
     tokenizer = _tokenizer(files)
     model = _model(files, loading, tokenizer)
+    kernels = EncoderKernels(files.entry, device, loading.max_batch_size)
     if has_layers and copies is None:
-        pack_layers(model, files.entry.kernels)
+        kernels.choose(model)
     usable = usable_positions_of(model, tokenizer) if has_layers else None
     if usable is not None and usable < config.max_tokens:
         config = replace(config, max_tokens=usable)
@@ -102,25 +98,10 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     # A run does not change the module: one is enough for any number of threads.
     spec, make = _with_own_class(files, model, tokenizer, spec)
     found = [make(model, tokenizer, spec, head, padding, threads, loading.pool) for _ in range(files.entry.instances)]
-    packed = _packed_texts(model, loading, config.max_tokens) if has_layers else None
-    for each in found:
-        each.packed = packed
+    if has_layers:
+        spare = make(model, tokenizer, spec, head, padding, threads, loading.pool) if kernels.awaits_code else None
+        kernels.let_run(found, spare, config.max_tokens)
     return found
-
-
-def _packed_texts(model: torch.nn.Module, loading: EncoderLoading, max_tokens: int) -> "PackedTexts | None":
-    """Return the runs of a model without padding; None on other devices than CUDA."""
-    device = torch.device(loading.device.id)
-    if device.type != "cuda":
-        return None
-    # A server without CUDA needs none of it.
-    from frameworks.pytorch.encoders.packed_layers import PackedLayers
-    from frameworks.pytorch.encoders.packed_texts import PackedTexts
-    from frameworks.pytorch.encoders.varlen_attention import flash_attention, unavailable_because
-
-    layers = PackedLayers(model, flash_attention)
-    layers.reason = layers.reason or unavailable_because(device, next(model.parameters()).dtype)
-    return PackedTexts(layers, device, StreamQueue(device), graphs_of(device), loading.max_batch_size, max_tokens)
 
 
 def _kind_without_int8(config: TextConfig) -> str | None:

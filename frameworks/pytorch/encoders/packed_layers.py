@@ -53,6 +53,11 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+def row_of_thread() -> TokenRow | None:
+    """Return the row of tokens that the layers of this thread compute; None outside such a run."""
+    return None if _THREAD.inside is None else _THREAD.inside[1]
+
+
 @contextmanager
 def running(run: Run) -> Iterator[None]:
     """Let the models of this thread compute texts this way."""
@@ -66,19 +71,22 @@ def running(run: Run) -> Iterator[None]:
 class PackedLayers:
     """The layers of one model. `reason`: why they cannot take a row of tokens; None where a trial may show it."""
 
-    def __init__(self, model: Any, attention: VarlenAttention) -> None:
-        """`model`: of transformers. It gets the attention function and the masks of this module."""
+    def __init__(self, model: Any, attention: VarlenAttention | None, largest_window: int | None = None) -> None:
+        """`model`: of transformers. It gets the attention function and the masks of this module; where `attention` is
+        None its layers have been changed to read `row_of_thread`. `largest_window`: of such layers.
+        """
         self.reason: str | None = None
-        self.largest_window: int | None = None
+        self.largest_window = largest_window
         """Of the attention of all rows so far, in tokens on a side with the own one; 0 without any, None before."""
         self._attention = attention
         self._model = getattr(model, "base_model", None)
-        # A language model that scores answers is within another module.
-        looks_up = model if hasattr(model, "set_attn_implementation") else getattr(model, "model", None)
-        if looks_up is None or looks_up.config._attn_implementation != "sdpa":
-            self.reason = f"{type(model).__name__} needs an attention of its own"
-            return
-        looks_up.set_attn_implementation(_ATTENTION)
+        if attention is not None:
+            # A language model that scores answers is within another module.
+            looks_up = model if hasattr(model, "set_attn_implementation") else getattr(model, "model", None)
+            if looks_up is None or looks_up.config._attn_implementation != "sdpa":
+                self.reason = f"{type(model).__name__} needs an attention of its own"
+                return
+            looks_up.set_attn_implementation(_ATTENTION)
         parameters = signature(self._model.forward).parameters if self._model is not None else {}
         if self._model is None or "position_ids" not in parameters:
             self.reason = f"{type(model).__name__} takes no positions"
@@ -110,6 +118,7 @@ class PackedLayers:
         """
         self.largest_window = max(self.largest_window or 0, window or 0)
         before = -1 if window is None else window - 1
+        assert self._attention is not None
         query, key, value = rows
         sides = (before, 0 if is_causal else before)
         return self._attention(query, key, value, row.starts, row.longest, scale, sides)

@@ -150,7 +150,7 @@ def _attend_by_amx(queries: int, out: int, scratch: int, tile: Any, sizes: Any, 
     keys, values, blocks, block_bytes, _ = cache
     rows, row_bytes, steps = tokens * heads, 4 * size, size // INPUTS
     sums, states, own_keys, own_values, scores = _scratch_layout(scratch, size)
-    begin_rows(sums, states, (tokens, heads, position), row_bytes)
+    begin_rows(sums, states, (tokens, heads, position + 1, 1), row_bytes)
     exponents = scale * np.float32(LOG2_E)
     for row in range(rows):
         given = queries + row // heads * query_bytes + row % heads * row_bytes

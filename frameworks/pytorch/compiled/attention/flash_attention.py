@@ -1,4 +1,4 @@
-"""Attention of a decoder's tokens over the block table of a KV cache, by vectors, for compiled code.
+"""Attention over the block table of a KV cache, by vectors, for compiled code.
 
 A tile is some adjacent tokens of a sequence, each with the query heads of one key head. It reads each block of keys and
 values once, with the running maximum and sum of an online softmax for each row (Dao et al., FlashAttention, 2022).
@@ -73,13 +73,14 @@ def _block_adder(rows: int) -> Any:
         """Add a block of keys and values to adjacent rows of a tile, `first` of them the first.
 
         `scratch`: addresses of the queries, sums, states and softmax weights. `span`: position of the first key of the
-        block, and the window, 0 for none.
+        block, the window, 0 for none, and the keys of the sequence.
         """
         queries, sums, states, weights = scratch
-        start, window = span
+        start, window, length = span
         size, row_bytes = sizes
         own_states = states + 4 * STATE_FLOATS * first
-        count = min(KEYS, pointer_to_integers(own_states + 4 * STATE_FLOATS * (rows - 1))[KEY_END] - start)
+        last_end = pointer_to_integers(own_states + 4 * STATE_FLOATS * (rows - 1))[KEY_END]
+        count = min(KEYS, min(last_end, length) - start)
         if count <= 0 or (window and pointer_to_integers(own_states)[KEY_END] - window >= start + KEYS):
             return
         factors = weights + 4 * _MOST_ROWS * KEYS
@@ -88,7 +89,7 @@ def _block_adder(rows: int) -> Any:
             state = own_states + 4 * STATE_FLOATS * row
             end = pointer_to_integers(state)[KEY_END] - start
             begin = end - window if window else 0
-            pointer_to_floats(factors)[row] = softmax_row(weights + 4 * KEYS * row, state, begin, end)
+            pointer_to_floats(factors)[row] = softmax_row(weights + 4 * KEYS * row, state, begin, min(end, count))
         add_weighted_values(weights, values, sums + first * row_bytes, factors, count, row_bytes)
 
     return add_block
@@ -99,23 +100,36 @@ _add_block4, _add_block2, _add_block1 = (_block_adder(rows) for rows in TILE_ROW
 
 @strict_math
 def attend_by_vectors(queries: int, out: int, scratch: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
+    """Compute softmax(scale · Q·K) · V for some heads of adjacent tokens of a decoder's sequence: a token sees itself
+    and those before it.
+
+    `tile`: tokens, heads, position of the first token, window (0 for none). The others as in `attend_to_keys`.
+    """
+    tokens, heads, position, window = tile
+    visible = (position + 1, 1, window, position + tokens)
+    attend_to_keys(queries, out, scratch, (tokens, heads, visible), sizes, cache, scale)
+
+
+@strict_math
+def attend_to_keys(queries: int, out: int, scratch: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
     """Compute softmax(scale · Q·K) · V for some heads of adjacent tokens of a sequence.
 
     `queries`, `out`: addresses of the first head of the first token, float32. `scratch`: of `scratch_bytes`. `tile`:
-    tokens, heads, position of the first token, window (0 for none). `sizes`: of a head, bytes from token to token of
-    the queries, and of `out`. `cache`: addresses of the keys, [head size, KEYS], and of the values of the head in block
-    0, of the block table (int64), bytes from block to block, dtype.
+    tokens, heads, and what is visible: position behind the last key that the first token sees, what each further token
+    adds to it (0 or 1), how many keys before that position a token sees (0: all), keys of the sequence. `sizes`: of a
+    head, bytes from token to token of the queries, and of `out`. `cache`: addresses of the keys, [head size, KEYS], and
+    of the values of the head in block 0, of the block table (int64), bytes from block to block, dtype.
     """
-    tokens, heads, position, window = tile
+    tokens, heads, (key_end, step, window, length) = tile
     size, query_bytes, out_bytes = sizes
     keys, values, blocks, block_bytes, dtype = cache
     rows, row_bytes = tokens * heads, _row_bytes(size)
     sums, states, weights, wide_keys, wide_values = _scratch_layout(scratch, row_bytes)
     _copy_queries(queries, scratch, (tokens, heads, query_bytes), (size, row_bytes), scale)
-    begin_rows(sums, states, (tokens, heads, position), row_bytes)
+    begin_rows(sums, states, (tokens, heads, key_end, step), row_bytes)
     own_scratch = (scratch, sums, states, weights)
-    oldest = max(0, position + 1 - window) if window else 0
-    end = position + tokens
+    oldest = max(0, key_end - window) if window else 0
+    end = min(length, key_end + step * (tokens - 1))
     block_table = pointer_to_integers(blocks)
     value_bytes = size * (4 if dtype == FLOAT32 else 2)
     for index in range(oldest // KEYS, (end + KEYS - 1) // KEYS):
@@ -132,7 +146,7 @@ def attend_by_vectors(queries: int, out: int, scratch: int, tile: Any, sizes: An
         if dtype != FLOAT32 or 4 * size != row_bytes:
             _widen(own_values, wide_values, count, size, row_bytes, dtype)
             own_values = wide_values
-        span = (index * KEYS, window)
+        span = (index * KEYS, window, length)
         done = 0
         while rows - done >= 4:
             _add_block4(own_scratch, done, own_keys, own_values, (size, row_bytes), span)
@@ -161,14 +175,16 @@ def _copy_queries(queries: int, target: int, tile: Any, sizes: Any, scale: Any) 
 
 @strict_math
 def begin_rows(all_sums: int, states: int, tile: Any, row_bytes: int) -> None:
-    """Zero the float32 sums, and set the states of the rows. `tile`: tokens, heads, position of the first token."""
-    tokens, heads, position = tile
+    """Zero the float32 sums, and set the states of the rows. `tile`: tokens, heads, position behind the last key of the
+    first token, and what each further token adds to it.
+    """
+    tokens, heads, key_end, step = tile
     for row in range(tokens * heads):
         sums, state = pointer_to_floats(all_sums + row * row_bytes), pointer_to_floats(states + 4 * STATE_FLOATS * row)
         for column in range(row_bytes // 4):
             sums[column] = 0
         state[0] = LOWEST_SCORE
-        pointer_to_integers(states + 4 * STATE_FLOATS * row)[KEY_END] = position + row // heads + 1
+        pointer_to_integers(states + 4 * STATE_FLOATS * row)[KEY_END] = key_end + step * (row // heads)
         for lane in range(LANES):
             state[LANES + lane] = 0
 

@@ -6,7 +6,7 @@ from numba import types
 from numba.core import cgutils
 
 from frameworks.pytorch.compiled.jit import compiled, inlined, llvm_function, pointer_to_floats, pointer_to_integers
-from frameworks.pytorch.compiled.simd.elementwise import ADD, MUL, NONE, SILU, silu
+from frameworks.pytorch.compiled.simd.elementwise import ADD, MUL, NONE, OPERATIONS, activation
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, BYTES, PARTS, VECTORS, at, int64, load
 
 
@@ -23,7 +23,7 @@ def _write_rows(
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         sums, target, other = (builder.inttoptr(each, BYTES) for each in arguments[:3])
         row_bytes, rows, operation = arguments[3:]
-        for own in (NONE, SILU, MUL, ADD):
+        for own in OPERATIONS:
             with (
                 builder.if_then(builder.icmp_signed("==", operation, int64(own))),
                 cgutils.for_range_slice(builder, int64(0), rows, int64(1)) as (row, _),
@@ -39,10 +39,8 @@ def _write_rows(
 def _write_row(builder: Any, operation: int, sums: Any, target: Any, other: Any) -> None:
     kind = VECTORS.floats
     for offset in (4 * VECTORS.lanes * part for part in PARTS):
-        found = load(builder, at(builder, sums, offset), kind)
-        if operation == SILU:
-            found = silu(builder, found)
-        elif operation == MUL:
+        found = activation(builder, operation, load(builder, at(builder, sums, offset), kind))
+        if operation == MUL:
             found = builder.fmul(found, load(builder, at(builder, other, offset), kind))
         elif operation == ADD:
             found = builder.fadd(found, load(builder, at(builder, other, offset), kind))
@@ -51,23 +49,27 @@ def _write_row(builder: Any, operation: int, sums: Any, target: Any, other: Any)
 
 def store_row(builder: Any, operation: Any, sums: Any, target: Any, other: Any) -> None:
     """Store a row of a whole block of sums, with an operation that is known when the code runs."""
-    for own in (NONE, SILU, MUL, ADD):
+    for own in OPERATIONS:
         with builder.if_then(builder.icmp_signed("==", operation, int64(own))):
             _write_row(builder, own, sums, target, other)
 
 
 @llvm_function
-def _apply_silu(_context: Any, _sums: Any) -> Any:
-    """(address of the sums) → nothing; applies SiLU to those of a whole block in place."""
+def _apply_activation(_context: Any, _sums: Any, _operation: Any) -> Any:
+    """(address of the sums; operation) → nothing; applies an activation function to those of a whole block in place.
+    Other operations change nothing.
+    """
 
     def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         sums = builder.inttoptr(arguments[0], BYTES)
-        for part in PARTS:
-            pointer = builder.bitcast(at(builder, sums, 4 * VECTORS.lanes * part), VECTORS.floats.as_pointer())
-            builder.store(silu(builder, builder.load(pointer, align=4)), pointer, align=4)
+        for own in (each for each in OPERATIONS if each not in (NONE, MUL, ADD)):
+            with builder.if_then(builder.icmp_signed("==", arguments[1], int64(own))):
+                for part in PARTS:
+                    pointer = builder.bitcast(at(builder, sums, 4 * VECTORS.lanes * part), VECTORS.floats.as_pointer())
+                    builder.store(activation(builder, own, builder.load(pointer, align=4)), pointer, align=4)
         return context.get_dummy_value()
 
-    return types.void(types.int64), write
+    return types.void(types.int64, types.int64), write
 
 
 @compiled
@@ -107,8 +109,7 @@ def store_sums(sums: int, out: int, rows: Any, columns: Any, epilogue: Any) -> N
         return
     for row in range(num_rows):
         address, own_offset = sums + 4 * row * BLOCK, offset + 4 * row * outputs
-        if operation == SILU:
-            _apply_silu(address)
+        _apply_activation(address, operation)
         _write_part(pointer_to_floats(address), out + own_offset, other + own_offset, count, operation)
 
 

@@ -85,21 +85,22 @@ class CompiledLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows @ weightsᵀ + bias, [rows, outputs] in the dtype of `rows`, [rows, inputs]."""
-        return self._product(rows, NONE, None)
+        return self.computed(rows, NONE)
 
     def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
         """Return SiLU of the layer's outputs, [rows, outputs] in the dtype of `rows`."""
-        return self._product(rows, SILU, None)
+        return self.computed(rows, SILU)
 
     def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """Return the layer's outputs times `factor`, [rows, outputs], in the dtype of `rows`."""
-        return self._product(rows, MUL, factor)
+        return self.computed(rows, MUL, factor)
 
     def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
         """Return the layer's outputs plus `summand`, [rows, outputs], in the dtype of `rows`."""
-        return self._product(rows, ADD, summand)
+        return self.computed(rows, ADD, summand)
 
-    def _product(self, rows: torch.Tensor, operation: int, other: torch.Tensor | None) -> torch.Tensor:
+    def computed(self, rows: torch.Tensor, operation: int, other: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the layer's outputs after an operation of an epilogue, [rows, outputs] in the dtype of `rows`."""
         x = rows.to(torch.float32).contiguous()
         count = len(x)
         out = torch.empty((count, self.outputs), dtype=torch.float32)

@@ -1,7 +1,11 @@
 """GEMM of every format: rows that do not depend on each other, epilogue operations, infinity and NaN."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
+from torch.nn import functional
 
 from frameworks.pytorch.generation.weights.compiled_linears import FormatName
 from tests.frameworks.pytorch.compiled.layers import formats, make, needs_vectors, random, threads
@@ -30,9 +34,42 @@ def test_epilogue_operations_follow_the_gemm(name: FormatName) -> None:
     linear = make(name, random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2))
     rows, other = random(7, INPUTS, seed=3), random(7, OUTPUTS, seed=4)
     product = linear(rows)
-    torch.testing.assert_close(linear.fused_silu(rows), torch.nn.functional.silu(product), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(linear.fused_silu(rows), functional.silu(product), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(linear.fused_mul(rows, other), product * other, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(linear.fused_add(rows, other), product + other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [64, OUTPUTS])
+@pytest.mark.parametrize("name", formats())
+def test_activation_functions_follow_the_gemm(name: FormatName, outputs: int) -> None:
+    from frameworks.pytorch.compiled.simd import elementwise
+
+    linear = make(name, random(outputs, INPUTS, seed=1), random(outputs, seed=2))
+    functions: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
+        elementwise.GELU: functional.gelu,
+        elementwise.GELU_TANH: partial(functional.gelu, approximate="tanh"),
+        elementwise.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+        elementwise.RELU: functional.relu,
+    }
+    for factor in (0.05, 1.0, 100.0):
+        rows = factor * random(7, INPUTS, seed=3)
+        product = linear(rows)
+        for operation, function in functions.items():
+            found = linear.computed(rows, operation)
+            assert ((found - function(product)).abs() <= 3e-7 + 3e-6 * product.abs()).all(), operation
+
+
+def test_activation_functions_keep_nan_and_infinity() -> None:
+    from frameworks.pytorch.compiled.simd.elementwise import GELU, RELU
+
+    linear = make("float32", torch.eye(64))
+    for operation in (GELU, RELU):
+        assert linear.computed(torch.full((1, 64), torch.nan), operation).isnan().all()
+    rows = torch.full((2, 1), torch.inf)
+    rows[1] = -torch.inf
+    one = make("float32", torch.ones(64, 1))
+    for operation in (GELU, RELU):
+        assert one.computed(rows, operation)[:, 0].tolist() == [torch.inf, 0.0]
 
 
 @pytest.mark.parametrize("name", formats())

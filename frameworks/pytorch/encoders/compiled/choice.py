@@ -1,0 +1,121 @@
+"""Choose whether the layers of an encoder are compiled."""
+
+import itertools
+from concurrent.futures import Future
+from copy import deepcopy
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import structlog
+import torch
+
+from frameworks.core.errors import InvalidModel
+from frameworks.core.settings.entries import Kernels
+from frameworks.pytorch.compiling.background import compile_parts
+from frameworks.pytorch.compiling.parts import ENCODER
+from frameworks.pytorch.cpu_layers.packed import pack_layers
+from frameworks.pytorch.encoders.compiled.forms import NotCompiled, layers_of
+from frameworks.pytorch.encoders.compiled.layers import CompiledLayers, format_of
+from frameworks.pytorch.kernels import shortest_seconds_beside_steps
+
+log = structlog.get_logger(__name__)
+
+_LENGTHS = (37, 5, 1)
+"""Tokens of the texts of the trial."""
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""Relative to the largest element of the states."""
+_TIMED_ROWS = (16, 128)
+_MAX_TIME = 0.95
+
+
+def code_of_layers(model: torch.nn.Module, wanted: Kernels, name: str) -> "Future[None] | None":
+    """Have the code of a model's layers compiled, beside its load; None where it is in the cache, or not wanted.
+
+    `name`: of the model, for the progress. Only "auto" does not wait for the code.
+    """
+    if wanted != "auto":
+        return None
+    try:
+        layers, form = layers_of(model)
+        return compile_parts({ENCODER, format_of(layers, form)}, name)
+    except NotCompiled:
+        return None
+
+
+def compile_layers(model: torch.nn.Module, wanted: Kernels) -> CompiledLayers | None:
+    """Let compiled code compute the layers of an encoder, where that is wanted: by "auto" where it is faster on this
+    CPU; return them, or None.
+
+    `model`: in eval mode, with plain weights. Raises InvalidModel where "compiled" is wanted, and not possible.
+    """
+    if wanted not in ("auto", "compiled"):
+        return None
+    try:
+        layers, form = layers_of(model)
+        first = CompiledLayers(layers[:1], form)
+        _check(first, layers[0])
+        if wanted == "auto" and not _is_faster(first, layers[0]):
+            return None
+        found = CompiledLayers(layers, form, model)
+    except NotCompiled as error:
+        if wanted == "auto":
+            log.debug("layers are not compiled", reason=str(error))
+            return None
+        raise InvalidModel(f'kernels: expected another value than "compiled", as {error}; remove it') from error
+    found.install()
+    return found
+
+
+def _check(compiled: CompiledLayers, layer: torch.nn.Module) -> None:
+    """Compare the states of some texts. Raises NotCompiled."""
+    generator = torch.Generator().manual_seed(0)
+    starts = [0, *torch.tensor(_LENGTHS).cumsum(0).tolist()]
+    rows, dtype = torch.randn(1, starts[-1], compiled.hidden_size, generator=generator), compiled.dtype
+    angles = torch.rand(1, starts[-1], compiled.head_size // 2, generator=generator).repeat(1, 1, 2)
+    states, rope = rows.to(dtype), [(angles.cos(), angles.sin())] if _takes_angles(layer) else [None]
+    with torch.inference_mode():
+        found = compiled(states, starts, rope)
+    for start, end in itertools.pairwise(starts):
+        expected = _run(layer, states[:, start:end], rope[0], slice(start, end))
+        error = float((found[:, start:end] - expected).abs().max() / expected.abs().max())
+        if not error <= _TOLERANCE[dtype]:
+            raise NotCompiled(f"the states of a compiled layer differ by {error:.2g} of their largest element")
+
+
+def _is_faster(compiled: CompiledLayers, layer: torch.nn.Module) -> bool:
+    """Return whether compiled code takes less time than torch's kernels, of which the faster ones are compared."""
+    rival = deepcopy(layer)
+    pack_layers(rival, "auto")
+    ours_s = torch_s = 0.0
+    for rows in _TIMED_ROWS:
+        states = torch.ones(1, rows, compiled.hidden_size, dtype=compiled.dtype)
+        angles = torch.ones(1, rows, compiled.head_size)
+        rope = (angles, angles) if _takes_angles(layer) else None
+        found = shortest_seconds_beside_steps(
+            {
+                "ours": partial(compiled, states, [0, rows], [rope]),
+                "torch": partial(_run, rival, states, rope, slice(0, rows)),
+            }
+        )
+        ours_s, torch_s = ours_s + found["ours"], torch_s + found["torch"]
+    return ours_s < _MAX_TIME * torch_s
+
+
+def _takes_angles(layer: torch.nn.Module) -> bool:
+    return "position_embeddings" in signature(layer.forward).parameters
+
+
+def _run(layer: torch.nn.Module, states: torch.Tensor, angles: Any, rows: slice) -> torch.Tensor:
+    """Return the states of a text after a layer without a mask. Raises NotCompiled where that does not run."""
+    rope = {}
+    if angles is not None:
+        rope["position_embeddings"] = tuple(each[:, rows].to(states.dtype) for each in angles)
+    try:
+        with torch.inference_mode():
+            found = layer(states, attention_mask=None, **rope)
+    except Exception as error:
+        raise NotCompiled(f"its layers need more than states: {error}") from error
+    if not isinstance(found, torch.Tensor):
+        raise NotCompiled("its layers return more than states")
+    return found

@@ -1,0 +1,224 @@
+"""The compiled layers of one model.
+
+The layers of transformers' model stay in it. The first ones hand the states on, and the last one computes them all. A
+run with a mask is torch's, with the same packed weights.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
+from frameworks.pytorch.cpu_layers.packed import FilesOfWeights
+from frameworks.pytorch.encoders.compiled.forms import LayerForm, NotCompiled, epsilon_of, operation_of
+from frameworks.pytorch.encoders.compiled.runner import Layer, Plan, Runner
+from frameworks.pytorch.encoders.packed_layers import row_of_thread
+from frameworks.pytorch.generation.weights.compiled_linears import FormatName, compiles, make_float
+
+if TYPE_CHECKING:
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+
+_FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run of a thread. `starts`: the first row of each text, and the end of the last. `angles`: cosines and sines of
+    each layer so far, [1, rows, head size]; None without RoPE.
+    """
+
+    starts: list[int]
+    angles: list[Any]
+
+
+def format_of(layers: Sequence[torch.nn.Module], form: LayerForm) -> FormatName:
+    """Return the format of the layers' weights. Raises NotCompiled."""
+    weights = [attrgetter(path)(layer).weight for layer in layers for path in (*form.query_key_value, form.output)]
+    dtype, device = weights[0].dtype, weights[0].device
+    name = _FORMATS.get(dtype)
+    if name is None or device.type != "cpu" or not compiles(name) or {each.dtype for each in weights} != {dtype}:
+        raise NotCompiled(f"there are no kernels for {str(dtype).removeprefix('torch.')} on this device")
+    if len({each.shape for each in weights[: len(form.query_key_value)]}) > 1:
+        raise NotCompiled("its keys have fewer heads than its queries")
+    return name
+
+
+class _Thread(threading.local):
+    run: _Run | None = None
+
+
+class CompiledLayers:
+    """The layers of one model, whose weights they pack. Any number of threads may compute."""
+
+    def __init__(
+        self, layers: Sequence[torch.nn.Module], form: LayerForm, model: torch.nn.Module | None = None
+    ) -> None:
+        """`model`: that of the layers, whose Linears get the packed weights one by one; None: it stays as it is.
+
+        Raises NotCompiled.
+        """
+        attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layers[0])
+        self._format = format_of(layers, form)
+        weight = attrgetter(form.output)(layers[0]).weight
+        if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
+            raise NotCompiled("its tokens do not see later ones")
+        self._modules, self._form, self.dtype = list(layers), form, weight.dtype
+        self.hidden_size, inputs = weight.shape
+        self.head_size = int(getattr(attention, "attention_head_size", 0) or getattr(attention, "head_dim", 0))
+        if not self.head_size or inputs % self.head_size:
+            raise NotCompiled("its attention tells no size of a head")
+        _check_split(form, inputs)
+        scale = float(getattr(attention, "scaling", 0) or self.head_size**-0.5)
+        operation, epsilon = operation_of(attrgetter(form.activation)(layers[0])), epsilon_of(layers, form)
+        self._kept: list[torch.Tensor] = []
+        files = None if model is None else FilesOfWeights(model)
+        self._plan = Plan(
+            [self._pack(layer, files) for layer in layers],
+            (self.hidden_size, inputs // self.head_size, self.head_size),
+            epsilon,
+            scale,
+            operation,
+        )
+        self._thread = _Thread()
+        self._runners: list[Runner] = []
+
+    @property
+    def largest_window(self) -> int:
+        """Tokens that a token sees on a side, with itself, in any layer; 0 where it sees all."""
+        return max(each.window + 1 if each.window else 0 for each in self._plan.layers)
+
+    def install(self) -> None:
+        """Compute the layers of the model from now on. Runs with a mask are torch's."""
+        for index, module in enumerate(self._modules):
+            module.forward = partial(self._forward, index, module.forward)
+
+    def __call__(self, states: torch.Tensor, starts: list[int], angles: Sequence[Any] = ()) -> torch.Tensor:
+        """Return the states after the last layer, in the shape and the dtype of `states`, [..., hidden size].
+
+        `starts`: the first row of each text, and the end of the last. `angles`: of each layer, transformers' position
+        embeddings, [1, rows, head size] each; empty without.
+        """
+        rows = states.reshape(-1, self.hidden_size).float()
+        out = torch.empty_like(rows)
+        try:
+            runner = self._runners.pop()
+        except IndexError:
+            runner = Runner(self._plan)
+        try:
+            runner.compute(rows, out, starts, angles)
+        finally:
+            self._runners.append(runner)
+        return out.to(states.dtype).view(states.shape)
+
+    def _forward(
+        self, index: int, original: Callable[..., Any], states: torch.Tensor, *others: Any, **named: Any
+    ) -> Any:
+        if index == 0:
+            self._thread.run = _run_of(states, others, named)
+        run = self._thread.run
+        if run is None:
+            return original(states, *others, **named)
+        run.angles.append(named.get("position_embeddings"))
+        if index < len(self._modules) - 1:
+            return states
+        self._thread.run = None
+        return self(states, run.starts, run.angles)
+
+    def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:
+        form = self._form
+        up = [attrgetter(each)(layer) for each in form.up]
+        weights, biases = [each.weight for each in up], [each.bias for each in up]
+        if form.is_gated and len(up) == 1:
+            weights = list(weights[0].chunk(2))
+            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
+        ups = [self._linear([weight], [bias]) for weight, bias in zip(weights, biases, strict=True)]
+        query_key_value = [attrgetter(each)(layer) for each in form.query_key_value]
+        output, down = (attrgetter(each)(layer) for each in (form.output, form.down))
+        linears = (
+            self._linear([each.weight for each in query_key_value], [each.bias for each in query_key_value]),
+            self._linear([output.weight], [output.bias]),
+            ups[0],
+            ups[1] if len(ups) > 1 else None,
+            self._linear([down.weight], [down.bias]),
+        )
+        attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layer)
+        window = getattr(attention, "sliding_window", None) or 1
+        norms = [address for path in form.norms for address in self._norm(layer, path)]
+        found = Layer(linears, tuple(norms), window - 1)
+        if files is not None:
+            self._replace_linears(layer, found, files)
+        return found
+
+    def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> "CompiledLinear":
+        bias = None
+        if any(each is not None for each in biases):
+            pairs = zip(weights, biases, strict=True)
+            bias = torch.cat([each.new_zeros(len(each)) if own is None else own.detach() for each, own in pairs])
+        return make_float(self._format, torch.cat([each.detach() for each in weights]), bias)
+
+    def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:
+        norm = attrgetter(path)(layer) if path else None
+        if norm is None or isinstance(norm, torch.nn.Identity):
+            return 0, 0
+        addresses = []
+        for each in (norm.weight, norm.bias):
+            if each is not None:
+                self._kept.append(each.detach().float().contiguous())
+            addresses.append(0 if each is None else self._kept[-1].data_ptr())
+        return addresses[0], addresses[1]
+
+    def _replace_linears(self, module: torch.nn.Module, layer: Layer, files: FilesOfWeights) -> None:
+        form = self._form
+        query_key_value, output, *ups, down = layer.linears
+        replacements: tuple[tuple[tuple[str, ...], list[Any]], ...] = (
+            (form.query_key_value, _split(query_key_value, len(form.query_key_value))),
+            ((form.output,), [output]),
+            (form.up, [each for each in ups if each is not None]),
+            ((form.down,), [down]),
+        )
+        for paths, linears in replacements:
+            of_path = len(linears) // len(paths)
+            for index, path in enumerate(paths):
+                parent, _, name = path.rpartition(".")
+                own = linears[index * of_path : (index + 1) * of_path]
+                before = attrgetter(path)(module).weight
+                setattr(attrgetter(parent)(module), name, CompiledLayer(own))
+                files.give_back(before)
+
+
+def _check_split(form: LayerForm, outputs: int) -> None:
+    """Raise NotCompiled where query, key and value cannot share packed weights."""
+    from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
+
+    if len(form.query_key_value) > 1 and outputs % BLOCK:
+        raise NotCompiled(f"its queries have {outputs} elements, no multiple of {BLOCK}")
+
+
+def _split(linear: Any, count: int) -> "list[CompiledLinear]":
+    """Return layers of as many outputs each, which share the packed weights of one."""
+    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+
+    outputs, num_bytes = linear.outputs // count, len(linear.weights) // count
+    found = []
+    for index in range(count):
+        bias = None if linear.bias is None else linear.bias[index * outputs : (index + 1) * outputs]
+        weights = linear.weights[index * num_bytes : (index + 1) * num_bytes]
+        found.append(CompiledLinear(weights, (outputs, linear.inputs), bias, linear.format))
+    return found
+
+
+def _run_of(states: torch.Tensor, others: Sequence[Any], named: dict[str, Any]) -> _Run | None:
+    """Return how the layers are computed that get these arguments; None for torch's way."""
+    inside = row_of_thread()
+    if inside is not None:
+        return _Run(inside.starts.tolist(), [])
+    mask = named.get("attention_mask", others[0] if others else None)
+    if mask is not None or named.get("is_causal"):
+        return None
+    texts, tokens = states.shape[:2]
+    return _Run(list(range(0, texts * tokens + 1, max(1, tokens))), [])

@@ -1,0 +1,120 @@
+"""The kernels of an encoder of texts: compiled layers or packed weights on a CPU, and runs without padding.
+
+The first start on a machine compiles for some seconds. The model serves with torch's kernels meanwhile.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from frameworks.core.devices import Device
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.pytorch.compiled.cpu_features import lanes
+from frameworks.pytorch.cpu_layers.packed import pack_layers
+from frameworks.pytorch.device.graphs import graphs_of
+from frameworks.pytorch.device.queue import StreamQueue
+from frameworks.pytorch.encoders.encoder import EncoderModel
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from frameworks.pytorch.encoders.compiled.layers import CompiledLayers
+    from frameworks.pytorch.encoders.packed_texts import PackedTexts
+
+log = structlog.get_logger(__name__)
+
+
+class EncoderKernels:
+    """The choice for one model. Used by the thread that loads it."""
+
+    def __init__(self, entry: TorchModelEntry, device: Device, max_texts: int) -> None:
+        """`max_texts`: of a run."""
+        self._entry, self._device, self._max_texts = entry, device, max_texts
+        self._is_compiled = device.kind == "cpu" and lanes() > 0
+        self._code: Future[None] | None = None
+        self._layers: CompiledLayers | None = None
+
+    @property
+    def awaits_code(self) -> bool:
+        """Whether the kernels are chosen when their code has been compiled."""
+        return self._code is not None
+
+    def choose(self, model: torch.nn.Module) -> None:
+        """Compile the layers of a model, or pack their weights, where that is faster or the entry says it; later, where
+        the code is not in the cache. Raises InvalidModel for a name that does not suit the model.
+        """
+        if self._is_compiled:
+            # A server without compiled kernels needs none of it.
+            from frameworks.pytorch.encoders.compiled.choice import code_of_layers, compile_layers
+
+            self._code = code_of_layers(model, self._entry.kernels, self._entry.name)
+            if self._code is not None:
+                return
+            self._layers = compile_layers(model, self._entry.kernels)
+        if self._layers is None:
+            pack_layers(model, self._entry.kernels)
+
+    def let_run(self, models: Sequence[EncoderModel], spare: EncoderModel | None, max_tokens: int) -> None:
+        """Let models run texts without padding, where their kernels can; their warm-up tries it.
+
+        `models`: all instances. `spare`: another one, for the trial beside them, if `awaits_code`. `max_tokens`: of a
+        text.
+        """
+        module = models[0].module
+        assert module is not None
+        packed = self._packed_texts(module, max_tokens)
+        for each in models:
+            each.packed = packed
+        if self._code is not None:
+            assert spare is not None
+            self._code.add_done_callback(lambda code: self._begin(code, models, spare, max_tokens))
+
+    def _packed_texts(self, model: torch.nn.Module, max_tokens: int) -> "PackedTexts | None":
+        """Return the runs of a model without padding; None where it has neither compiled layers nor CUDA."""
+        device = torch.device(self._device.id)
+        if self._layers is None and device.type != "cuda":
+            return None
+        # A server without them needs none of it.
+        from frameworks.pytorch.encoders.packed_layers import PackedLayers
+        from frameworks.pytorch.encoders.packed_texts import PackedTexts
+        from frameworks.pytorch.encoders.varlen_attention import flash_attention, unavailable_because
+
+        if self._layers is not None:
+            layers = PackedLayers(model, None, self._layers.largest_window)
+        else:
+            layers = PackedLayers(model, flash_attention)
+            layers.reason = layers.reason or unavailable_because(device, next(model.parameters()).dtype)
+        return PackedTexts(layers, device, StreamQueue(device), graphs_of(device), self._max_texts, max_tokens)
+
+    def _begin(
+        self, code: "Future[None]", models: Sequence[EncoderModel], spare: EncoderModel, max_tokens: int
+    ) -> None:
+        error = code.exception()
+        if error is not None:
+            self._warn(str(error))
+            return
+        arguments = (models, spare, max_tokens)
+        threading.Thread(target=self._change, args=arguments, name="compile-layers", daemon=True).start()
+
+    def _change(self, models: Sequence[EncoderModel], spare: EncoderModel, max_tokens: int) -> None:
+        """Change the kernels of models that serve."""
+        module = models[0].module
+        if module is None:
+            return  # closed meanwhile
+        try:
+            self.choose(module)
+            spare.packed = self._packed_texts(module, max_tokens)
+            spare.warm_up()
+        except Exception as error:  # noqa: BLE001 - the model serves on with the kernels that it has
+            self._warn(f"{type(error).__name__}: {error}")
+            return
+        for each in models:
+            each.packed = spare.packed
+        log.info("the kernels of a model are chosen", model=self._entry.name, are_compiled=self._layers is not None)
+
+    def _warn(self, reason: str) -> None:
+        name = self._entry.name
+        log.warning("the model keeps torch's kernels instead of compiled ones", model=name, reason=reason)

@@ -1,0 +1,183 @@
+"""Encoders with compiled layers give the rows of torch's kernels."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.compiling.background import CompilationFailed
+from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
+from frameworks.pytorch.encoders.compiled import choice
+from frameworks.pytorch.encoders.compiled.forms import layers_of
+from frameworks.pytorch.encoders.compiled.layers import CompiledLayers
+from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.models.loading import load_torch_instances, load_torch_model
+from tests.frameworks.pytorch.compiled.layers import needs_vectors
+from tests.support.held_code import wait_until
+from tests.support.models.encoder_families import CHANGED_BY_PADDING, USABLE_POSITIONS, save_family
+from tests.support.models.late_folders import save_pylate
+from tests.support.models.text_files import TEXTS
+from tests.support.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
+
+pytestmark = [pytest.mark.isa, needs_vectors]
+
+RAGGED = [*TEXTS, "the engine of steam runs on . " * 20, "steam"]
+COMPILED: tuple[Family, ...] = tuple(family for family in FAMILIES if family != "mpnet")
+
+
+def load(folder: Path, kernels: str, **options: Any) -> Any:
+    model: Any = load_torch_model(folder, kernels=kernels, **({"dtype": "f32"} | options))
+    model.warm_up()
+    return model
+
+
+def rows_of(model: Any, texts: list[str]) -> list[Array]:
+    """Return the numbers of each text, whatever its kind."""
+    rows: Any = model.infer(TokenBatch(model.tokenizer.tokenize(texts, truncate=True)))[TEXT_OUTPUT]
+    return [np.concatenate(list(row)) if isinstance(row, tuple) else np.asarray(row, np.float32) for row in rows]
+
+
+def check_equal(folder: Path, texts: list[str], tolerance: float = 2e-5, **options: Any) -> Any:
+    model = load(folder, "compiled", **options)
+    found, expected = rows_of(model, texts), rows_of(load(folder, "plain", **options), texts)
+    for row, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(row, wanted, rtol=0, atol=tolerance * max(1.0, np.abs(wanted).max(initial=0)))
+    return model
+
+
+@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("save", [save_embedder, pytest.param(save_classifier, marks=pytest.mark.extended)])
+def test_rows_equal_those_of_torch(made_once: FolderMaker, save: Callable[..., Path], family: Family) -> None:
+    model = check_equal(made_once(save, family=family), RAGGED)
+    assert model.packed.is_used
+    assert any(isinstance(each, CompiledLayer) for each in model.module.modules())
+
+
+@pytest.mark.parametrize("family", COMPILED)
+def test_bfloat16_rows_equal_those_of_torch(made_once: FolderMaker, family: Family) -> None:
+    check_equal(made_once(save_embedder, family=family), RAGGED, 0.1, dtype="bf16")
+
+
+@pytest.mark.parametrize("architecture", sorted({*USABLE_POSITIONS, *CHANGED_BY_PADDING}))
+def test_other_encoders_keep_their_rows(made_once: FolderMaker, architecture: str) -> None:
+    """Some have layers of a known form, and some only the names of its parts."""
+    folder = made_once(save_family, architecture=architecture)
+    options = {"dtype": "f32"}
+    found, expected = (rows_of(load(folder, kernels, **options), RAGGED) for kernels in ("auto", "plain"))
+    for row, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(row, wanted, rtol=0, atol=2e-5 * max(1.0, np.abs(wanted).max(initial=0)))
+
+
+def test_masked_tokens_are_not_seen(made_once: FolderMaker) -> None:
+    """A query of late interaction has tokens that the others do not attend to."""
+    folder = made_once(save_pylate)
+    model, other = load(folder, "compiled"), load(folder, "plain")
+    token_ids = model.tokenizer.tokenize(TEXTS, truncate=True)
+    masked = TokenBatch(token_ids, unpooled=None)
+    for row, wanted in zip(model.infer(masked)[TEXT_OUTPUT], other.infer(masked)[TEXT_OUTPUT], strict=True):
+        np.testing.assert_allclose(np.concatenate(list(row)), np.concatenate(list(wanted)), rtol=0, atol=2e-5)
+
+
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=40))
+@settings(max_examples=15)
+def test_text_has_same_bits_in_any_batch(layers: CompiledLayers, lengths: list[int]) -> None:
+    starts = [0, *np.cumsum(lengths).tolist()]
+    states = torch.randn(1, starts[-1], layers.hidden_size, generator=torch.Generator().manual_seed(1))
+    together = layers(states, starts)
+    for start, end in list(pairwise(starts))[:5]:
+        assert torch.equal(together[:, start:end], layers(states[:, start:end], [0, end - start]))
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> CompiledLayers:
+    model: Any = load_torch_model(save_embedder(tmp_path_factory.mktemp("bits")), kernels="plain", dtype="f32")
+    return CompiledLayers(*layers_of(model.module))
+
+
+def test_threads_compute_at_once(made_once: FolderMaker) -> None:
+    folder = made_once(save_embedder)
+    instances: list[Any] = load_torch_instances(folder, kernels="compiled", dtype="f32", instances=3)
+    for each in instances:
+        each.warm_up()
+    expected = rows_of(instances[0], RAGGED)
+    failed: list[BaseException] = []
+
+    def compute(model: Any) -> None:
+        try:
+            for _ in range(20):
+                for row, wanted in zip(rows_of(model, RAGGED), expected, strict=True):
+                    assert np.array_equal(row, wanted)
+        except BaseException as error:  # noqa: BLE001 - of a thread
+            failed.append(error)
+
+    threads = [threading.Thread(target=compute, args=(each,)) for each in instances]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_packed_weights_count_once(made_once: FolderMaker) -> None:
+    folder = made_once(save_embedder)
+    compiled, plain = load(folder, "compiled"), load(folder, "plain")
+    # Biases are in the GEMMs, and the norms are there twice.
+    assert abs(compiled.spec.memory_bytes - plain.spec.memory_bytes) < 0.1 * plain.spec.memory_bytes
+
+
+def test_other_forms_are_refused_by_name(made_once: FolderMaker) -> None:
+    folder = made_once(save_embedder, family="mpnet")
+    with pytest.raises(InvalidModel, match='kernels: expected another value than "compiled", as the layers of MPNet'):
+        load(folder, "compiled")
+    assert load(folder, "auto").packed is None
+
+
+class TestFirstStart:
+    """The code of the layers is not in the cache yet."""
+
+    @pytest.fixture
+    def code(self, monkeypatch: pytest.MonkeyPatch) -> "Future[None]":
+        found: Future[None] = Future()
+        left = [found]
+        monkeypatch.setattr(choice, "compile_parts", lambda *_: left.pop() if left else None)
+        monkeypatch.setattr(choice, "_is_faster", lambda *_: True)
+        return found
+
+    def test_model_serves_before_its_code_is_compiled(self, made_once: FolderMaker, code: "Future[None]") -> None:
+        folder = made_once(save_embedder)
+        model = load(folder, "auto")
+        before = rows_of(model, RAGGED)
+        assert model.packed is None
+        code.set_result(None)
+        wait_until(lambda: model.packed is not None)
+        packed: Any = model.packed
+        assert packed.is_used
+        for row, wanted in zip(rows_of(model, RAGGED), before, strict=True):
+            np.testing.assert_allclose(row, wanted, rtol=0, atol=2e-5)
+
+    def test_failed_compilation_keeps_kernels_of_torch(self, made_once: FolderMaker, code: "Future[None]") -> None:
+        model = load(made_once(save_embedder), "auto")
+        with structlog.testing.capture_logs() as logs:
+            code.set_exception(CompilationFailed("no space"))
+        assert [each["reason"] for each in logs] == ["no space"]
+        assert model.packed is None
+        assert rows_of(model, RAGGED)
+
+    def test_closed_model_is_left_alone(self, made_once: FolderMaker, code: "Future[None]") -> None:
+        model = load(made_once(save_embedder), "auto")
+        module = model.module
+        model.close()
+        code.set_result(None)
+        wait_until(lambda: all(each.name != "compile-layers" for each in threading.enumerate()))
+        assert not any(isinstance(each, CompiledLayer) for each in module.modules())
