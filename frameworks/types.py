@@ -112,8 +112,9 @@ class TextSpec:
     `unpadded_because`: why only texts of one length share a batch; None where others do. `vectors`: of an embedding
     model. `sparse`: a weight for each token of the vocabulary; `multi`: a vector for each token of the text.
     `has_sides`: queries and documents have encoders of their own. `other_vectors`: kinds that requests may ask for
-    besides `vectors`, of the same run. `pads`: texts of a run are padded to the longest of them. `are_queries`: all
-    texts are read as queries, as the documents of the model are images.
+    besides `vectors`, of the same run. `pads`: texts of a run are padded to the longest of them. `packs`: a run has no
+    padding, and costs what its tokens cost. `are_queries`: all texts are read as queries, as the documents of the model
+    are images.
     """
 
     max_tokens: int
@@ -131,6 +132,7 @@ class TextSpec:
     has_sides: bool = False
     other_vectors: tuple[Vectors, ...] = ()
     pads: bool = True
+    packs: bool = False
     are_queries: bool = False
 
     @property

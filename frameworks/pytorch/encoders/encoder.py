@@ -111,7 +111,13 @@ class EncoderModel(DeviceModel):
         """Let the runs of all instances be without padding where the texts get the same rows."""
         if self._padding.pad_token_id is not None:
             packed.try_out(token_ids, self._padding.pad_token_id, self._trial_rows, text_tolerance(self.spec))
-        self.spec = replace(self.spec, graphs=packed.graphs, memory_bytes=self.spec.memory_bytes + packed.size_bytes)
+        assert self.spec.text is not None
+        self.spec = replace(
+            self.spec,
+            graphs=packed.graphs,
+            memory_bytes=self.spec.memory_bytes + packed.size_bytes,
+            text=replace(self.spec.text, packs=packed.is_used),
+        )
 
     def _reason_not_padded(self, token_ids: list[list[int]]) -> str | None:
         if self._padding.pad_token_id is None:

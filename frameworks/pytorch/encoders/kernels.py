@@ -35,7 +35,7 @@ class EncoderKernels:
         self._entry, self._device, self._max_texts = entry, device, max_texts
         self._is_compiled = device.kind == "cpu" and lanes() > 0
         self._code: Future[None] | None = None
-        self._layers: CompiledLayers | None = None
+        self._layers: list[CompiledLayers] = []
 
     @property
     def awaits_code(self) -> bool:
@@ -54,8 +54,7 @@ class EncoderKernels:
             if self._code is not None:
                 return
             self._layers = compile_layers(model, self._entry.kernels)
-        if self._layers is None:
-            pack_layers(model, self._entry.kernels)
+        pack_layers(model, "auto" if self._layers else self._entry.kernels)
 
     def let_run(self, models: Sequence[EncoderModel], spare: EncoderModel | None, max_tokens: int) -> None:
         """Let models run texts without padding, where their kernels can; their warm-up tries it.
@@ -75,15 +74,17 @@ class EncoderKernels:
     def _packed_texts(self, model: torch.nn.Module, max_tokens: int) -> "PackedTexts | None":
         """Return the runs of a model without padding; None where it has neither compiled layers nor CUDA."""
         device = torch.device(self._device.id)
-        if self._layers is None and device.type != "cuda":
+        # Layers of a model with several encoders cannot tell whose texts they compute.
+        compiled = self._layers[0] if len(self._layers) == 1 else None
+        if compiled is None and device.type != "cuda":
             return None
         # A server without them needs none of it.
         from frameworks.pytorch.encoders.packed_layers import PackedLayers
         from frameworks.pytorch.encoders.packed_texts import PackedTexts
         from frameworks.pytorch.encoders.varlen_attention import flash_attention, unavailable_because
 
-        if self._layers is not None:
-            layers = PackedLayers(model, None, self._layers.largest_window)
+        if compiled is not None:
+            layers = PackedLayers(model, None, compiled.largest_window)
         else:
             layers = PackedLayers(model, flash_attention)
             layers.reason = layers.reason or unavailable_because(device, next(model.parameters()).dtype)
@@ -113,7 +114,7 @@ class EncoderKernels:
             return
         for each in models:
             each.packed = spare.packed
-        log.info("the kernels of a model are chosen", model=self._entry.name, are_compiled=self._layers is not None)
+        log.info("the kernels of a model are chosen", model=self._entry.name, are_compiled=bool(self._layers))
 
     def _warn(self, reason: str) -> None:
         name = self._entry.name

@@ -78,6 +78,7 @@ class PackedLayers:
         self.reason: str | None = None
         self.largest_window = largest_window
         """Of the attention of all rows so far, in tokens on a side with the own one; 0 without any, None before."""
+        self.are_compiled = attention is None
         self._attention = attention
         self._model = getattr(model, "base_model", None)
         if attention is not None:

@@ -75,8 +75,10 @@ class PackedTexts:
         return self._tables.size_bytes + self._graphs.size_bytes
 
     @property
-    def graphs(self) -> str:
+    def graphs(self) -> str | None:
         """Return which runs are graphs, or why none is, as ModelSpec.graphs."""
+        if self._layers.are_compiled:
+            return None
         return f"up to {self.max_graph_tokens} tokens" if self._captured else self._reason
 
     @property

@@ -20,17 +20,23 @@ class BatchLimits:
     """The bounds of a batch.
 
     `max_tokens`: rows times the longest row; None means no bound. `max_delay_s`: how long a batch may wait to fill.
+    `packs`: a row is not padded to the longest one, and the length of a batch is that of its rows in the mean.
     """
 
     max_rows: int
     max_tokens: int | None = None
     max_delay_s: float = 0.0
+    packs: bool = False
 
     def below(self, ceiling: int | None) -> "BatchLimits":
         """Return these limits with at most `ceiling` tokens; None means no further bound."""
         if ceiling is None:
             return self
         return replace(self, max_tokens=min(ceiling, self.max_tokens or ceiling))
+
+    def length_of(self, longest: int, rows: int, tokens: int) -> float:
+        """Return the length of a batch. `tokens`: of all its rows, without padding."""
+        return tokens / rows if self.packs and rows else longest
 
     def most_rows(self, length: int) -> int:
         """Return how many rows of this length one batch may have, at least one."""
@@ -39,11 +45,13 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The entries of the next batch, all still queued. `is_full`: later arrivals cannot join it."""
+    """The entries of the next batch, all still queued. `length`: as `BatchLimits.length_of`. `is_full`: later arrivals
+    cannot join it.
+    """
 
     entries: list[QueueEntry]
     rows: int
-    length: int
+    length: float
     is_full: bool
 
 
@@ -85,13 +93,17 @@ class _GrowingBatch:
         is_long = num_queued >= _LONG_QUEUE_ENTRIES
         self._later_entries = min(num_queued, _LATER_BATCH_ENTRIES_LONG_QUEUE if is_long else _LATER_BATCH_ENTRIES)
         self._entries = [head]
-        self._rows = head.rows
-        self._length = head.length
+        self._rows, self._tokens = head.rows, head.rows * head.length
+        self._longest = head.length
         self._seconds = cost.seconds(head.rows, head.length)
         # Neighbours are often equal: (rows, length) of the last candidate, and its seconds if it does not join.
         self._last_shape = (0, 0)
         self._last_later_s = 0.0
         self._is_full = self._rows >= self._max_rows or not head.may_share
+
+    @property
+    def _length(self) -> float:
+        return self._limits.length_of(self._longest, self._rows, self._tokens)
 
     def plan(self) -> BatchPlan:
         return BatchPlan(self._entries, self._rows, self._length, self._is_full or self._entries[0].is_closed)
@@ -135,7 +147,8 @@ class _GrowingBatch:
             return False
         entry = best.take()
         self._entries.append(entry)
-        self._rows, self._length = self._rows + entry.rows, max(self._length, entry.length)
+        self._longest = max(self._longest, entry.length)
+        self._rows, self._tokens = self._rows + entry.rows, self._tokens + entry.rows * entry.length
         self._seconds = self._cost.seconds(self._rows, self._length)
         self._is_full = self._rows >= self._max_rows
         return True
@@ -143,7 +156,8 @@ class _GrowingBatch:
     def _saving(self, candidate: QueueEntry) -> float | None:
         """Return the seconds that are saved if the candidate joins; None if it does not fit."""
         cost, limits = self._cost, self._limits
-        joint_rows, joint_length = self._rows + candidate.rows, max(self._length, candidate.length)
+        joint_rows, joint_tokens = self._rows + candidate.rows, self._tokens + candidate.rows * candidate.length
+        joint_length = limits.length_of(max(self._longest, candidate.length), joint_rows, joint_tokens)
         if joint_rows > self._max_rows or (limits.max_tokens and joint_rows * joint_length > limits.max_tokens):
             return None
         shape = (candidate.rows, candidate.length)

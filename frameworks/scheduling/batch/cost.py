@@ -65,15 +65,15 @@ class CostModel:
             return 1 << (self._runs // _RUNS_PER_TRIAL % 3)
         return self._most_rows
 
-    def seconds(self, rows: int, length: int) -> float:
-        """Return the expected seconds of a batch of `rows` padded to `length`; 0 before the first run."""
+    def seconds(self, rows: int, length: float) -> float:
+        """Return the expected seconds of a batch of `rows` of `length`; 0 before the first run."""
         tokens = rows * length
         return self.start_s + (self.per_token_s + self.per_pair_s * length + self.per_square_s * tokens) * tokens
 
-    def observe(self, rows: int, length: int, seconds: float) -> None:
-        """Record the seconds of a batch of `rows` padded to `length` that ran."""
+    def observe(self, rows: int, length: float, seconds: float) -> None:
+        """Record the seconds of a batch of `rows` of `length` that ran."""
         self._runs += 1
-        key = (_bucket(rows), _bucket(length))
+        key = (_bucket(rows), _bucket(round(length)))
         seconds = max(seconds, _MIN_RUN_S)
         shape = self._shapes.get(key)
         if rows >= self._most_rows:
@@ -81,7 +81,7 @@ class CostModel:
             if self._runs_at_most == _RUNS_TO_DOUBLE:
                 self._most_rows, self._runs_at_most = 2 * rows, 0
         if shape is None:
-            self._shapes[key] = _Shape(rows * length, length, seconds, 1)
+            self._shapes[key] = _Shape(round(rows * length), round(length), seconds, 1)
             self._runs_to_fit = 0
         else:
             seen = min(seconds, shape.seconds * _OUTLIER_FACTOR)

@@ -54,6 +54,8 @@ class Dispatcher:
         self._all_outputs = tuple(output.name for output in spec.outputs)
         # Only texts and sequences have tokens to count.
         self._limits = limits if spec.text or spec.sequence or spec.pipeline else replace(limits, max_tokens=None)
+        if spec.text is not None and spec.text.packs:
+            self._limits = replace(self._limits, packs=True)
         device = device or SharedDevice()
         self._clock = device.clock
         self._arrays = device.arrays
@@ -279,9 +281,9 @@ class Dispatcher:
     def _distribute(self, worker: BatchWorker, items: list[BatchItem], sent_s: float, result: BatchResult) -> None:
         """Learn from a batch that ran, and hand each request its own outputs."""
         rows = sum(item.part.rows for item in items)
-        length = max(item.part.length for item in items)
+        length = self._length_of(items)
         self._cost.observe(rows, length, result.cost_s)
-        self._ceiling.accepted(rows * length)
+        self._ceiling.accepted(round(rows * length))
         if self._inline is not None and isinstance(items[0].part.batch, TensorBatch):
             self._inline.policy.learn(items[0].request.signature.shape, max(1, rows), result.thread_s)
         self._counts.ran(rows, result.compute_s)
@@ -293,6 +295,12 @@ class Dispatcher:
         if traces:
             begun_s = sent_s + result.queue_s
             note_batch(traces, begun_s, result.compute_s, rows, self._spec.device, worker.number)
+
+    def _length_of(self, items: list[BatchItem]) -> float:
+        parts = [item.part for item in items]
+        tokens = sum(each.rows * each.length for each in parts)
+        longest, rows = max(each.length for each in parts), sum(each.rows for each in parts)
+        return self._limits.length_of(longest, rows, tokens)
 
     def _note_learned(self, spec: ModelSpec | None, is_over: bool) -> None:
         """Serve by the spec that requests have shown."""
@@ -316,7 +324,7 @@ class Dispatcher:
 
     def _split(self, items: list[BatchItem], error: OutOfMemory) -> None:
         """Run the halves of a batch that did not fit. The caller of a single row that does not fit gets the error."""
-        parts = self._splitter.split(items, error)
+        parts = self._splitter.split(items, self._length_of(items), error)
         if not parts:
             items[0].request.fail(error)
         for half in parts:

@@ -105,8 +105,8 @@ class Splitter:
         self._batches_split = batches_split
         self._has_warned = False
 
-    def split(self, items: list[BatchItem], error: OutOfMemory) -> list[list[BatchItem]]:
-        """Return the batches that run instead of the batch of these items.
+    def split(self, items: list[BatchItem], length: float, error: OutOfMemory) -> list[list[BatchItem]]:
+        """Return the batches that run instead of the batch of these items. `length`: of the batch.
 
         The list is empty if the batch is one row, or rows that must stay together. Its size was not the cause then,
         and the ceiling becomes what it was before the batches that held the row.
@@ -117,7 +117,7 @@ class Splitter:
             self._ceiling.restore(before)
             return []
         rows = sum(item.part.rows for item in items)
-        self._ceiling.refused(max(1, rows) * max(item.part.length for item in items))
+        self._ceiling.refused(round(max(1, rows) * length))
         self._batches_split[rows] += 1
         for half in parts:
             for item in half:

@@ -7,7 +7,6 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-import structlog
 import torch
 
 from frameworks.core.errors import InvalidModel
@@ -15,11 +14,9 @@ from frameworks.core.settings.entries import Kernels
 from frameworks.pytorch.compiling.background import compile_parts
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
-from frameworks.pytorch.encoders.compiled.forms import NotCompiled, layers_of
+from frameworks.pytorch.encoders.compiled.forms import NotCompiled, stacks_of
 from frameworks.pytorch.encoders.compiled.layers import CompiledLayers, format_of
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
-
-log = structlog.get_logger(__name__)
 
 _LENGTHS = (37, 5, 1)
 """Tokens of the texts of the trial."""
@@ -34,36 +31,38 @@ def code_of_layers(model: torch.nn.Module, wanted: Kernels, name: str) -> "Futur
 
     `name`: of the model, for the progress. Only "auto" does not wait for the code.
     """
-    if wanted != "auto":
-        return None
-    try:
-        layers, form = layers_of(model)
-        return compile_parts({ENCODER, format_of(layers, form)}, name)
-    except NotCompiled:
-        return None
+    parts = set()
+    for layers, form in stacks_of(model) if wanted == "auto" else ():
+        try:
+            parts.add(format_of(layers, form))
+        except NotCompiled:
+            continue
+    return compile_parts({ENCODER, *parts}, name) if parts else None
 
 
-def compile_layers(model: torch.nn.Module, wanted: Kernels) -> CompiledLayers | None:
-    """Let compiled code compute the layers of an encoder, where that is wanted: by "auto" where it is faster on this
-    CPU; return them, or None.
+def compile_layers(model: torch.nn.Module, wanted: Kernels) -> list[CompiledLayers]:
+    """Let compiled code compute the layers of the encoders in a model, where that is wanted: by "auto" where it is
+    faster on this CPU. Return those that are compiled.
 
     `model`: in eval mode, with plain weights. Raises InvalidModel where "compiled" is wanted, and not possible.
     """
     if wanted not in ("auto", "compiled"):
-        return None
-    try:
-        layers, form = layers_of(model)
-        first = CompiledLayers(layers[:1], form)
-        _check(first, layers[0])
-        if wanted == "auto" and not _is_faster(first, layers[0]):
-            return None
-        found = CompiledLayers(layers, form, model)
-    except NotCompiled as error:
-        if wanted == "auto":
-            log.debug("layers are not compiled", reason=str(error))
-            return None
-        raise InvalidModel(f'kernels: expected another value than "compiled", as {error}; remove it') from error
-    found.install()
+        return []
+    reason = f"the layers of {type(model).__name__} are of no known form"
+    found = []
+    for layers, form in stacks_of(model):
+        try:
+            first = CompiledLayers(layers[:1], form)
+            _check(first, layers[0])
+            if wanted == "auto" and not _is_faster(first, layers[0]):
+                continue
+            found.append(CompiledLayers(layers, form, model))
+        except NotCompiled as error:
+            reason = str(error)
+    for each in found:
+        each.install()
+    if wanted == "compiled" and not found:
+        raise InvalidModel(f'kernels: expected another value than "compiled", as {reason}; remove it')
     return found
 
 

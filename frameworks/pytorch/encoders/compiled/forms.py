@@ -66,15 +66,10 @@ class NotCompiled(Exception):
     """The layers are of no known form, for the reason in the message."""
 
 
-def layers_of(model: torch.nn.Module) -> tuple[list[torch.nn.Module], LayerForm]:
-    """Return the layers of an encoder, and their form. Raises NotCompiled."""
-    for module in model.modules():
-        if not isinstance(module, torch.nn.ModuleList) or not len(module):
-            continue
-        for form in FORMS:
-            if all(_has(layer, form) for layer in module):
-                return list(module), form
-    raise NotCompiled(f"the layers of {type(model).__name__} are of no known form")
+def stacks_of(model: torch.nn.Module) -> list[tuple[list[torch.nn.Module], LayerForm]]:
+    """Return the layers of each encoder in a model, and their form. None of them may be there."""
+    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each)]
+    return [(list(each), form) for each in lists for form in FORMS if all(_has(layer, form) for layer in each)]
 
 
 def _has(layer: torch.nn.Module, form: LayerForm) -> bool:

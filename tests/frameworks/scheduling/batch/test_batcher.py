@@ -14,7 +14,9 @@ from tests.frameworks.scheduling.batch.costs import cost_of_terms
 sizes = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 200), st.sampled_from("ab"), st.integers(1, 9)), min_size=1, max_size=40
 )
-limits = st.builds(BatchLimits, max_rows=st.integers(1, 16), max_tokens=st.none() | st.integers(1, 2000))
+limits = st.builds(
+    BatchLimits, max_rows=st.integers(1, 16), max_tokens=st.none() | st.integers(1, 2000), packs=st.booleans()
+)
 terms = st.tuples(st.floats(1e-6, 1.0), st.floats(0, 1e-2), st.floats(0, 1e-4), st.just(0.0) | st.floats(0, 1e-4))
 
 
@@ -38,10 +40,12 @@ def check(plan: BatchPlan, head: QueueEntry | None, limits: BatchLimits) -> None
     assert len({id(entry) for entry in plan.entries}) == len(plan.entries)
     assert len({entry.group for entry in plan.entries}) == 1
     assert plan.rows == sum(entry.rows for entry in plan.entries)
-    assert plan.length == max(entry.length for entry in plan.entries)
+    tokens = sum(entry.rows * entry.length for entry in plan.entries)
+    longest = max(entry.length for entry in plan.entries)
+    assert plan.length == (tokens / plan.rows if limits.packs and plan.rows else longest)
     if len(plan.entries) > 1:
         assert plan.rows <= limits.max_rows
-        assert limits.max_tokens is None or plan.rows * plan.length <= limits.max_tokens
+        assert limits.max_tokens is None or round(plan.rows * plan.length) <= limits.max_tokens
 
 
 @given(sizes, limits, terms)

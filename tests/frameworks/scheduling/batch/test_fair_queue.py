@@ -153,7 +153,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         below = sorted(rest, key=lambda each: (-each[2].length, *each[:2]))
         assert list(queue.shorter(head)) == [entry for *_, entry in below if entry.length < head.length]
 
-    def _check_conserves_work(self, head: QueueEntry, length: int, room: int, chosen: set[QueueEntry]) -> None:
+    def _check_conserves_work(self, head: QueueEntry, length: float, room: int, chosen: set[QueueEntry]) -> None:
         """No entry of the same length that fits the room in the batch is left out."""
         left = [entry for waiting in self.waiting.values() for _, _, entry in waiting if entry not in chosen]
         assert not any(entry.group == head.group and entry.length == length and entry.rows <= room for entry in left)

@@ -18,7 +18,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.compiling.background import CompilationFailed
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.encoders.compiled import choice
-from frameworks.pytorch.encoders.compiled.forms import layers_of
+from frameworks.pytorch.encoders.compiled.forms import stacks_of
 from frameworks.pytorch.encoders.compiled.layers import CompiledLayers
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
@@ -102,7 +102,7 @@ def test_text_has_same_bits_in_any_batch(layers: CompiledLayers, lengths: list[i
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> CompiledLayers:
     model: Any = load_torch_model(save_embedder(tmp_path_factory.mktemp("bits")), kernels="plain", dtype="f32")
-    return CompiledLayers(*layers_of(model.module))
+    return CompiledLayers(*stacks_of(model.module)[0])
 
 
 def test_threads_compute_at_once(made_once: FolderMaker) -> None:
