@@ -14,7 +14,7 @@ def costly_start(rows: int, length: int) -> float:
 
 
 class _FixedCostModel(CostModel):
-    def observe(self, rows: int, length: int, seconds: float) -> None:
+    def observe(self, rows: int, length: float, seconds: float) -> None:
         """Ignore measured times, which depend on the load of the machine."""
 
 

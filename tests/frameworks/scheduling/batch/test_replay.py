@@ -17,7 +17,7 @@ from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.fair_queue import FairQueue
 from frameworks.scheduling.batch.queue import QueueEntry
 
-Law = Callable[[int, int], float]
+Law = Callable[[int, float], float]
 TEXTS = 2000
 LIMITS = BatchLimits(max_rows=32)
 
@@ -25,7 +25,7 @@ LIMITS = BatchLimits(max_rows=32)
 def law_of(start_ms: float) -> Law:
     """Return the seconds of this many rows padded to a length."""
 
-    def seconds(rows: int, length: int) -> float:
+    def seconds(rows: int, length: float) -> float:
         tokens = rows * length
         return (start_ms + tokens * (0.225 + 2e-4 * length + 1.36e-5 * tokens)) / 1000
 
@@ -89,7 +89,7 @@ def test_mixed_texts_run_near_best_order(start_ms: float, callers: int, most: fl
 def test_equal_rows_soon_fill_their_batches(length: int) -> None:
     """With a dominant start cost 32 callers need about a 32nd of the time."""
 
-    def law(rows: int, length: int) -> float:
+    def law(rows: int, length: float) -> float:
         return (5.0 + 1e-3 * rows * length) / 1000
 
     # The bound allows ten batches for learning and a few small trials.
