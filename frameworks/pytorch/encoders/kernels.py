@@ -1,11 +1,13 @@
-"""The kernels of an encoder of texts: compiled layers or packed weights on a CPU, and runs without padding.
+"""The kernels of encoders: compiled layers or packed weights on a CPU, and runs of texts without padding.
 
 The first start on a machine compiles for some seconds. The model serves with torch's kernels meanwhile.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import ReferenceType, ref
 
 import structlog
 import torch
@@ -27,8 +29,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+def choose_kernels(model: torch.nn.Module, entry: TorchModelEntry, device: Device) -> None:
+    """Compile the layers of the encoders in a model, or pack its weights, where that is faster or the entry says it.
+    Where the code is not in the cache, the model serves with torch's kernels meanwhile.
+
+    Raises InvalidModel for a name that does not suit the model.
+    """
+    kernels = EncoderKernels(entry, device, 0)
+    kernels.choose(model)
+    kernels.choose_later(ref(model))
+
+
 class EncoderKernels:
-    """The choice for one model. Used by the thread that loads it."""
+    """The choice for one model of texts. Used by the thread that loads it."""
 
     def __init__(self, entry: TorchModelEntry, device: Device, max_texts: int) -> None:
         """`max_texts`: of a run."""
@@ -56,6 +69,16 @@ class EncoderKernels:
             self._layers = compile_layers(model, self._entry.kernels)
         pack_layers(model, "auto" if self._layers else self._entry.kernels)
 
+    def choose_later(self, model: "ReferenceType[torch.nn.Module]") -> None:
+        """Choose when the code has been compiled, if that is awaited."""
+
+        def change() -> None:
+            module = model()
+            if module is not None:
+                self.choose(module)
+
+        self._when_compiled(change)
+
     def let_run(self, models: Sequence[EncoderModel], spare: EncoderModel | None, max_tokens: int) -> None:
         """Let models run texts without padding, where their kernels can; their warm-up tries it.
 
@@ -67,9 +90,8 @@ class EncoderKernels:
         packed = self._packed_texts(module, max_tokens)
         for each in models:
             each.packed = packed
-        if self._code is not None:
-            assert spare is not None
-            self._code.add_done_callback(lambda code: self._begin(code, models, spare, max_tokens))
+        if spare is not None:
+            self._when_compiled(partial(self._change, models, spare, max_tokens))
 
     def _packed_texts(self, model: torch.nn.Module, max_tokens: int) -> "PackedTexts | None":
         """Return the runs of a model without padding; None where it has neither compiled layers nor CUDA."""
@@ -90,31 +112,36 @@ class EncoderKernels:
             layers.reason = layers.reason or unavailable_because(device, next(model.parameters()).dtype)
         return PackedTexts(layers, device, StreamQueue(device), graphs_of(device), self._max_texts, max_tokens)
 
-    def _begin(
-        self, code: "Future[None]", models: Sequence[EncoderModel], spare: EncoderModel, max_tokens: int
-    ) -> None:
+    def _when_compiled(self, change: Callable[[], None]) -> None:
+        """Call `change` on a thread of its own when the code has been compiled, if that is awaited."""
+        if self._code is not None:
+            self._code.add_done_callback(partial(self._begin, change))
+
+    def _begin(self, change: Callable[[], None], code: "Future[None]") -> None:
         error = code.exception()
-        if error is not None:
+        if error is None:
+            threading.Thread(target=self._run, args=(change,), name="compile-layers", daemon=True).start()
+        else:
             self._warn(str(error))
-            return
-        arguments = (models, spare, max_tokens)
-        threading.Thread(target=self._change, args=arguments, name="compile-layers", daemon=True).start()
+
+    def _run(self, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except Exception as error:  # noqa: BLE001 - the model serves on with the kernels that it has
+            self._warn(f"{type(error).__name__}: {error}")
+        else:
+            log.info("the kernels of a model are chosen", model=self._entry.name, are_compiled=bool(self._layers))
 
     def _change(self, models: Sequence[EncoderModel], spare: EncoderModel, max_tokens: int) -> None:
         """Change the kernels of models that serve."""
         module = models[0].module
         if module is None:
             return  # closed meanwhile
-        try:
-            self.choose(module)
-            spare.packed = self._packed_texts(module, max_tokens)
-            spare.warm_up()
-        except Exception as error:  # noqa: BLE001 - the model serves on with the kernels that it has
-            self._warn(f"{type(error).__name__}: {error}")
-            return
+        self.choose(module)
+        spare.packed = self._packed_texts(module, max_tokens)
+        spare.warm_up()
         for each in models:
             each.packed = spare.packed
-        log.info("the kernels of a model are chosen", model=self._entry.name, are_compiled=bool(self._layers))
 
     def _warn(self, reason: str) -> None:
         name = self._entry.name

@@ -14,7 +14,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.extras import install_command
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.media.container import is_installed, missing_reason
-from frameworks.pytorch.cpu_layers.packed import pack_layers
+from frameworks.pytorch.encoders.kernels import choose_kernels
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
 from frameworks.pytorch.quantize import held_bytes
 from frameworks.pytorch.tasks.model import TaskModel
@@ -43,7 +43,7 @@ def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: T
     """Load as many instances as the entry says, on one set of weights. Raises InvalidModel, OutOfMemory."""
     architecture: type = getattr(transformers, architecture_of(folder))
     module = load_model_of(architecture, folder, loading.dtype, loading.device, loading.enable_memory_mapping)
-    pack_layers(module, entry.kernels)
+    choose_kernels(module, entry, loading.device)
     pipeline = RunnablePipeline(load_pipeline(folder, task, module), task)
     spec = _spec(task, module, loading)
     trial = Trial(task)

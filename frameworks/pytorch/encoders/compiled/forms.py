@@ -68,8 +68,9 @@ class NotCompiled(Exception):
 
 def stacks_of(model: torch.nn.Module) -> list[tuple[list[torch.nn.Module], LayerForm]]:
     """Return the layers of each encoder in a model, and their form. None of them may be there."""
-    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each)]
-    return [(list(each), form) for each in lists for form in FORMS if all(_has(layer, form) for layer in each)]
+    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    equal = [each for each in lists if len({type(layer) for layer in each}) == 1]
+    return [(list(each), form) for each in equal for form in FORMS if all(_has(layer, form) for layer in each)]
 
 
 def _has(layer: torch.nn.Module, form: LayerForm) -> bool:

@@ -6,7 +6,6 @@ run with a mask is torch's, with the same packed weights.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -23,17 +22,9 @@ from frameworks.pytorch.generation.weights.compiled_linears import FormatName, c
 if TYPE_CHECKING:
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
+_UNKNOWN = object()
+"""Position embeddings of another kind."""
 _FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A run of a thread. `starts`: the first row of each text, and the end of the last. `angles`: cosines and sines of
-    each layer so far, [1, rows, head size]; None without RoPE.
-    """
-
-    starts: list[int]
-    angles: list[Any]
 
 
 def format_of(layers: Sequence[torch.nn.Module], form: LayerForm) -> FormatName:
@@ -49,7 +40,10 @@ def format_of(layers: Sequence[torch.nn.Module], form: LayerForm) -> FormatName:
 
 
 class _Thread(threading.local):
-    run: _Run | None = None
+    """`angles`: cosines and sines of each layer of a row of tokens so far, [1, rows, head size]; None without RoPE."""
+
+    def __init__(self) -> None:
+        self.angles: list[Any] = []
 
 
 class CompiledLayers:
@@ -97,11 +91,13 @@ class CompiledLayers:
         for index, module in enumerate(self._modules):
             module.forward = partial(self._forward, index, module.forward)
 
-    def __call__(self, states: torch.Tensor, starts: list[int], angles: Sequence[Any] = ()) -> torch.Tensor:
+    def __call__(
+        self, states: torch.Tensor, starts: list[int], angles: Sequence[Any] = (), only: int | None = None
+    ) -> torch.Tensor:
         """Return the states after the last layer, in the shape and the dtype of `states`, [..., hidden size].
 
         `starts`: the first row of each text, and the end of the last. `angles`: of each layer, transformers' position
-        embeddings, [1, rows, head size] each; empty without.
+        embeddings, [1, rows, head size] each; empty without. `only`: the index of a layer that is computed alone.
         """
         rows = states.reshape(-1, self.hidden_size).float()
         out = torch.empty_like(rows)
@@ -110,7 +106,7 @@ class CompiledLayers:
         except IndexError:
             runner = Runner(self._plan)
         try:
-            runner.compute(rows, out, starts, angles)
+            runner.compute(rows, out, starts, angles, only)
         finally:
             self._runners.append(runner)
         return out.to(states.dtype).view(states.shape)
@@ -118,16 +114,24 @@ class CompiledLayers:
     def _forward(
         self, index: int, original: Callable[..., Any], states: torch.Tensor, *others: Any, **named: Any
     ) -> Any:
-        if index == 0:
-            self._thread.run = _run_of(states, others, named)
-        run = self._thread.run
-        if run is None:
+        """Compute a layer alone, as its caller may keep the states between layers; those of a row of tokens together,
+        in the last one.
+        """
+        texts, tokens = states.shape[:2]
+        row = row_of_thread()
+        angles = _angles_of(named.get("position_embeddings"), texts, (tokens, self.head_size))
+        if angles is _UNKNOWN or not _is_plain(others, named, row is not None):
+            if row is not None:
+                raise RuntimeError("the layers need more than their states")  # torch's way would mix the texts
             return original(states, *others, **named)
-        run.angles.append(named.get("position_embeddings"))
+        if row is None:
+            return self(states, list(range(0, texts * tokens + 1, max(1, tokens))), [angles], index)
+        if index == 0:
+            self._thread.angles = []
+        self._thread.angles.append(angles)
         if index < len(self._modules) - 1:
             return states
-        self._thread.run = None
-        return self(states, run.starts, run.angles)
+        return self(states, row.starts.tolist(), self._thread.angles)
 
     def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:
         form = self._form
@@ -212,13 +216,21 @@ def _split(linear: Any, count: int) -> "list[CompiledLinear]":
     return found
 
 
-def _run_of(states: torch.Tensor, others: Sequence[Any], named: dict[str, Any]) -> _Run | None:
-    """Return how the layers are computed that get these arguments; None for torch's way."""
-    inside = row_of_thread()
-    if inside is not None:
-        return _Run(inside.starts.tolist(), [])
-    mask = named.get("attention_mask", others[0] if others else None)
-    if mask is not None or named.get("is_causal"):
+def _angles_of(given: Any, texts: int, shape: tuple[int, int]) -> Any:
+    """Return cosines and sines of all rows, [1, rows, head size]; None without RoPE. `shape`: tokens, head size."""
+    if given is None:
         return None
-    texts, tokens = states.shape[:2]
-    return _Run(list(range(0, texts * tokens + 1, max(1, tokens))), [])
+    if len(given) != 2 or any(each.ndim != 3 or each.shape[1:] != shape for each in given):
+        return _UNKNOWN
+    return [each.expand(texts, -1, -1).reshape(1, -1, shape[1]) for each in given]
+
+
+def _is_plain(others: Sequence[Any], named: dict[str, Any], is_row: bool) -> bool:
+    """Return whether a layer with these arguments computes nothing else than without. `is_row`: its tokens are those of
+    several texts, whatever its mask says.
+    """
+    mask, *further = others or (named.get("attention_mask"),)
+    # The states have the positions already.
+    read = ("attention_mask", "position_embeddings", "position_ids")
+    changing = [*further, *(value for name, value in named.items() if name not in read)]
+    return (is_row or mask is None) and all(value is None or value is False for value in changing)

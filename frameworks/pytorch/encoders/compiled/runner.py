@@ -60,12 +60,17 @@ class Runner:
         for own, layer in zip(self._table, plan.layers, strict=True):
             own[: len(layer.norms)] = layer.norms
             own[encoder_arguments.WINDOW] = layer.window
+        self._first_layer, self._num_layers = 0, len(plan.layers)
         self._rows = self._blocks = self._threads = 0
         self._buffers: dict[str, Any] = {}
         self._gemms: Any = None
 
-    def compute(self, rows: torch.Tensor, out: torch.Tensor, starts: list[int], angles: Sequence[Any]) -> None:
-        """Write the states of texts, float32 [rows, hidden size], after all layers."""
+    def compute(
+        self, rows: torch.Tensor, out: torch.Tensor, starts: list[int], angles: Sequence[Any], only: int | None = None
+    ) -> None:
+        """Write the states of texts, float32 [rows, hidden size], after all layers, or after one of them."""
+        self._first_layer = 0 if only is None else only
+        self._num_layers = len(self._plan.layers) if only is None else 1
         of_layers = [None if each is None else [_halves(part) for part in each] for each in angles]
         for texts in _pieces(starts):
             first, end = texts[0], texts[-1]
@@ -80,16 +85,16 @@ class Runner:
         tiles[:, names.FIRST_BLOCK] = self._buffers["order"].ctypes.data + 8 * tiles[:, names.FIRST_BLOCK]
         states = torch.from_numpy(self._buffers["states"][: rows.numel()]).view(rows.shape)
         states.copy_(rows)
-        for layer, of_layer in enumerate(angles):
+        for layer, of_layer in enumerate(angles, self._first_layer):
             if of_layer is not None:
                 offset = 4 * first * of_layer[0].shape[1]
                 self._table[layer, names.COSINES] = of_layer[0].data_ptr() + offset
                 self._table[layer, names.SINES] = of_layer[1].data_ptr() + offset
-        arguments[names.ROWS], arguments[names.NUM_TILES], arguments[names.NUM_BLOCKS] = (
-            len(rows),
-            len(tiles),
-            len(blocks),
-        )
+        arguments[names.LAYERS] = self._num_layers
+        arguments[names.TABLE] = self._table[self._first_layer :].ctypes.data
+        arguments[names.GEMMS] = self._gemms[self._first_layer * names.GEMMS_OF_LAYER :].ctypes.data
+        arguments[names.ROWS] = len(rows)
+        arguments[names.NUM_TILES], arguments[names.NUM_BLOCKS] = len(tiles), len(blocks)
         arguments[names.TILES], arguments[names.BLOCKS] = tiles.ctypes.data, blocks.ctypes.data
         self._gemms[:, self._gemm.ROWS] = len(rows)
         self._region.prepare(threads)
@@ -115,6 +120,7 @@ class Runner:
     def _reserve(self, rows: int, blocks: int, threads: int) -> None:
         """Have buffers for so many rows and blocks of keys."""
         from frameworks.pytorch.compiled.attention.attention_tiles import KEYS
+        from frameworks.pytorch.compiled.matmul.packing import empty_parts
 
         if rows <= self._rows and blocks <= self._blocks and threads <= self._threads:
             return
@@ -134,8 +140,6 @@ class Runner:
             "scratch": self._threads * self._scratch_bytes // 4,
             "tiles": max(each.tile_bytes(self._rows) for each in linears) // 4,
         }
-        from frameworks.pytorch.compiled.matmul.packing import empty_parts
-
         parts = empty_parts([4 * each for each in floats.values()])
         self._buffers = {name: part.view(np.float32) for name, part in zip(floats, parts, strict=True)}
         self._buffers["order"] = np.arange(self._blocks, dtype=np.int64)
@@ -143,10 +147,9 @@ class Runner:
         arguments = self._region.arguments
         for name in ("states", "normed", "heads", "attended", "cache", "scratch"):
             arguments[getattr(names, name.upper())] = self._buffers[name].ctypes.data
-        arguments[names.LAYERS], arguments[names.HIDDEN] = len(plan.layers), size
+        arguments[names.HIDDEN] = size
         arguments[names.NUM_HEADS], arguments[names.HEAD_SIZE] = num_heads, head_size
         arguments[names.SCRATCH_BYTES] = self._scratch_bytes
-        arguments[names.TABLE], arguments[names.GEMMS] = self._table.ctypes.data, self._gemms.ctypes.data
         arguments[names.CONSTANTS] = self._constants.ctypes.data
 
     def _gemm_arguments(self) -> "np.ndarray[Any, np.dtype[np.int64]]":

@@ -15,7 +15,6 @@ from frameworks.core.files import read_json
 from frameworks.images.processor import ImageProcessor
 from frameworks.images.reference import ReferenceProcessor
 from frameworks.images.spec import ImageSpec
-from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.device.graphs import graphs_of
 from frameworks.pytorch.device.queue import StreamQueue
 from frameworks.pytorch.device_errors import RUN_ERRORS
@@ -23,6 +22,7 @@ from frameworks.pytorch.encoders.images.encoder import PIXELS, ImageModel, TextT
 from frameworks.pytorch.encoders.images.families import POOLINGS
 from frameworks.pytorch.encoders.images.folders import ImageFolder
 from frameworks.pytorch.encoders.images.graphs import ImageGraphs, Rows
+from frameworks.pytorch.encoders.kernels import choose_kernels
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
 from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
@@ -58,7 +58,7 @@ def load_image_models(
     )
     _arrange_convolutions(model)
     if copies is None:
-        pack_layers(model, files.entry.kernels)
+        choose_kernels(model, files.entry, loading.device)
     rows = _unpacked(model, _rows_of(model, images, lacks_pooler), processor)
     texts = _text_tower(files, model) if images.kind == "two towers" else None
     spec = _spec(files, images, model, processor, loading, rows)

@@ -11,8 +11,8 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.generation.types import VisionSpec
 from frameworks.images.spec import ImageSpec
-from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.encoders.encoder import pool_by
+from frameworks.pytorch.encoders.kernels import choose_kernels
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.encoders.seeing.conversations import ConversationPrompts
 from frameworks.pytorch.encoders.seeing.items import ContentTokenizer
@@ -44,7 +44,7 @@ def load_seeing_models(files: ModelFiles, loading: EncoderLoading) -> list[Seein
         prompts = _conversations(files, model, bounds)
         rows, size = _pooled_by(files, model)
     _keep_no_cache(model.config)
-    pack_layers(model, entry.kernels)
+    choose_kernels(model, entry, loading.device)
     spec = _spec(files, loading, model, size, bounds)
     trial = JoinTrial()
     # A run does not change the module: one is enough for any number of threads.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import structlog
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.compiling.background import CompilationFailed
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.encoders.compiled import choice
+from frameworks.pytorch.encoders.compiled.choice import compile_layers
 from frameworks.pytorch.encoders.compiled.forms import stacks_of
 from frameworks.pytorch.encoders.compiled.layers import CompiledLayers
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
@@ -77,6 +79,56 @@ def test_other_encoders_keep_their_rows(made_once: FolderMaker, architecture: st
     found, expected = (rows_of(load(folder, kernels, **options), RAGGED) for kernels in ("auto", "plain"))
     for row, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(row, wanted, rtol=0, atol=2e-5 * max(1.0, np.abs(wanted).max(initial=0)))
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+}  # fmt: skip
+TEXT = SIZES | {
+    "vocab_size": 50,
+    "max_position_embeddings": 60,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+IMAGE = SIZES | {"image_size": 32, "patch_size": 8}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Electra": TEXT | {"embedding_size": 16},
+    "NomicBert": TEXT,
+    "ModernBert": TEXT | {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 8},
+    "ViT": IMAGE,
+    "CLIP": {"text_config": TEXT, "vision_config": IMAGE | {"hidden_act": "quick_gelu"}},
+    "Siglip": {"text_config": TEXT, "vision_config": IMAGE},
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_models_keep_all_their_outputs(name: str) -> None:
+    """With and without masks; the states between their layers too."""
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(**OTHERS[name])
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids, pixels = torch.randint(3, 50, (3, 23)), torch.randn(2, 3, 32, 32)
+    masks = [torch.ones_like(ids), torch.arange(23).expand(3, -1).lt(torch.tensor([[23], [5], [11]])).long()]
+    inputs: list[dict[str, Any]] = [{"input_ids": ids, "attention_mask": mask} for mask in masks]
+    if name == "ViT":
+        inputs = [{"pixel_values": pixels}]
+    elif name in ("CLIP", "Siglip"):
+        inputs = [each | {"pixel_values": pixels} for each in inputs]
+    with torch.inference_mode():
+        before = [_tensors(model(**each, output_hidden_states=True)) for each in inputs]
+        assert compile_layers(model, "compiled")
+        after = [_tensors(model(**each, output_hidden_states=True)) for each in inputs]
+    for found, expected in zip(after, before, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """Return all tensors of an output, in their order."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    values = output.values() if hasattr(output, "values") else output
+    return [each for value in values if value is not None for each in _tensors(value)]
 
 
 def test_masked_tokens_are_not_seen(made_once: FolderMaker) -> None:
