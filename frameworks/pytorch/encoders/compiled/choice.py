@@ -57,10 +57,9 @@ def compile_layers(model: torch.nn.Module, wanted: Kernels) -> list[CompiledLaye
             if wanted == "auto" and not _is_faster(first, layers[0]):
                 continue
             found.append(CompiledLayers(layers, form, model))
+            found[-1].install(layers)
         except NotCompiled as error:
             reason = str(error)
-    for each in found:
-        each.install()
     if wanted == "compiled" and not found:
         raise InvalidModel(f'kernels: expected another value than "compiled", as {reason}; remove it')
     return found

@@ -6,7 +6,7 @@ run with a mask is torch's, with the same packed weights.
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial, wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class CompiledLayers:
         weight = attrgetter(form.output)(layers[0]).weight
         if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
             raise NotCompiled("its tokens do not see later ones")
-        self._modules, self._form, self.dtype = list(layers), form, weight.dtype
+        self._form, self.dtype = form, weight.dtype
         self.hidden_size, inputs = weight.shape
         self.head_size = int(getattr(attention, "attention_head_size", 0) or getattr(attention, "head_dim", 0))
         if not self.head_size or inputs % self.head_size:
@@ -86,10 +86,12 @@ class CompiledLayers:
         """Tokens that a token sees on a side, with itself, in any layer; 0 where it sees all."""
         return max(each.window + 1 if each.window else 0 for each in self._plan.layers)
 
-    def install(self) -> None:
-        """Compute the layers of the model from now on. Runs with a mask are torch's."""
-        for index, module in enumerate(self._modules):
-            module.forward = partial(self._forward, index, module.forward)
+    def install(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Compute these layers of the model from now on. Runs with a mask are torch's."""
+        own: Sequence[Any] = layers
+        for index, layer in enumerate(own):
+            layer.compiled, layer.compiled_index = self, index
+            layer.__class__ = _compiled_class(type(layer))  # type: ignore[arg-type]
 
     def __call__(
         self, states: torch.Tensor, starts: list[int], angles: Sequence[Any] = (), only: int | None = None
@@ -111,11 +113,11 @@ class CompiledLayers:
             self._runners.append(runner)
         return out.to(states.dtype).view(states.shape)
 
-    def _forward(
+    def compute(
         self, index: int, original: Callable[..., Any], states: torch.Tensor, *others: Any, **named: Any
     ) -> Any:
-        """Compute a layer alone, as its caller may keep the states between layers; those of a row of tokens together,
-        in the last one.
+        """Compute a layer of the model, whose own function is `original`: alone, as its caller may keep the states
+        between layers; those of a row of tokens together, in the last one.
         """
         texts, tokens = states.shape[:2]
         row = row_of_thread()
@@ -129,7 +131,7 @@ class CompiledLayers:
         if index == 0:
             self._thread.angles = []
         self._thread.angles.append(angles)
-        if index < len(self._modules) - 1:
+        if index < len(self._plan.layers) - 1:
             return states
         return self(states, row.starts.tolist(), self._thread.angles)
 
@@ -193,6 +195,19 @@ class CompiledLayers:
                 before = attrgetter(path)(module).weight
                 setattr(attrgetter(parent)(module), name, CompiledLayer(own))
                 files.give_back(before)
+
+
+@cache
+def _compiled_class(kind: type) -> type:
+    """Return a class of layers that compiled code computes. It has the name of its base: transformers looks by it."""
+    original: Any = kind.forward  # type: ignore[attr-defined]
+
+    @wraps(original)
+    def forward(self: Any, states: torch.Tensor, *others: Any, **named: Any) -> Any:
+        return self.compiled.compute(self.compiled_index, partial(original, self), states, *others, **named)
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), names | {"forward": forward})
 
 
 def _check_split(form: LayerForm, outputs: int) -> None:

@@ -51,7 +51,7 @@ def packed(
     **options: Any,
 ) -> Any:
     """Load a model whose texts are run as on a GPU, and warm it up."""
-    model: Any = load_torch_model(folder, dtype="f32", **options)
+    model: Any = load_torch_model(folder, dtype="f32", kernels="plain", **options)
     layers = PackedLayers(model._model, attention)
     model.packed = PackedTexts(layers, CPU, queue or StreamQueue(CPU), graphs, MAX_TEXTS, model.spec.text.max_tokens)
     model.warm_up()
@@ -59,7 +59,7 @@ def packed(
 
 
 def padded(folder: Path, **options: Any) -> Any:
-    model: Any = load_torch_model(folder, dtype="f32", **options)
+    model: Any = load_torch_model(folder, dtype="f32", kernels="plain", **options)
     model.warm_up()
     return model
 
@@ -333,7 +333,7 @@ def test_closed_model_keeps_no_weights(made_once: FolderMaker) -> None:
 @pytest.mark.parametrize("family", PACKED_FAMILIES)
 def test_runs_read_no_values(made_once: FolderMaker, family: Family) -> None:
     """On a device without values: neither in one row of tokens, nor with padding."""
-    loaded: Any = load_torch_model(made_once(save_embedder, family=family), dtype="f32")
+    loaded: Any = load_torch_model(made_once(save_embedder, family=family), dtype="f32", kernels="plain")
     model = loaded._model
     layers = PackedLayers(model, flash_attention)
     assert layers.reason is None
