@@ -25,7 +25,7 @@ class DeviceModel:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """What computes; None after `close`."""
+        """The module that computes; None after `close`."""
         return self._model
 
     def on_idle(self) -> None:

@@ -20,7 +20,7 @@ class BatchLimits:
     """The bounds of a batch.
 
     `max_tokens`: rows times the longest row; None means no bound. `max_delay_s`: how long a batch may wait to fill.
-    `packs`: a row is not padded to the longest one, and the length of a batch is that of its rows in the mean.
+    `packs`: a row is not padded to the longest one, and the length of a batch is the mean of its rows.
     """
 
     max_rows: int

@@ -1,4 +1,4 @@
-"""The forms of transformers' layers that are compiled: where a layer has its parts."""
+"""The forms of transformers' layers that are compiled: where a layer has the parts that its tokens pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles, make_float
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.cpu_layers.packed import FilesOfWeights
 from frameworks.pytorch.encoders.compiled.forms import LayerForm, NotCompiled, epsilon_of, operation_of
 from frameworks.pytorch.encoders.compiled.runner import Layer, Plan, Runner
 from frameworks.pytorch.encoders.packed_layers import row_of_thread
-from frameworks.pytorch.generation.weights.compiled_linears import FormatName, compiles, make_float
 
 if TYPE_CHECKING:
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear

@@ -30,7 +30,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the layers of a model compute. `sizes`: of a state, heads, size of a head. `operation`: of an epilogue, the
+    """The layers of a model. `sizes`: of a state, heads, size of a head. `operation`: of an epilogue, the
     activation function.
     """
 

@@ -14,11 +14,12 @@ import torch
 
 from frameworks.core.progress import phase
 from frameworks.pytorch.compiled.cpu_features import lanes
+from frameworks.pytorch.compiled.matmul.float_linears import compiles
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import STEP, adapters_of, missing_parts
 from frameworks.pytorch.generation.decoders.llama import MODEL_TYPES, is_llama
 from frameworks.pytorch.generation.loading.served import GeneratorLoad
-from frameworks.pytorch.generation.weights.compiled_linears import GROUP, compiles
+from frameworks.pytorch.generation.weights.compiled_linears import GROUP
 from frameworks.pytorch.generation.weights.cpu_kernels import COMPILED_FLOAT16, float16_is_exact, float_format
 from frameworks.pytorch.generation.weights.group_linear import code_of_groups
 from frameworks.pytorch.generation.weights.linear_makers import Bits, linear_inputs, linear_weights

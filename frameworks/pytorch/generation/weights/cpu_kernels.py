@@ -10,17 +10,19 @@ from functools import partial
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.generation.weights.compiled_linears import (
-    GROUP,
+from frameworks.pytorch.compiled.matmul.float_linears import (
     FormatName,
     compiled_bytes,
     compiles,
     make_float,
+    packed_format,
+)
+from frameworks.pytorch.generation.weights.compiled_linears import (
+    GROUP,
     make_groups,
     make_int4,
     make_int8,
     make_int8_groups,
-    packed_format,
 )
 from frameworks.pytorch.generation.weights.group_weights import GroupWeights, quantize_groups
 from frameworks.pytorch.generation.weights.linear import (

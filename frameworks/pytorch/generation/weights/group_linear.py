@@ -6,7 +6,8 @@ from functools import partial
 import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_vnni
-from frameworks.pytorch.generation.weights.compiled_linears import GROUP, compiles, make_groups, packs_groups
+from frameworks.pytorch.compiled.matmul.float_linears import compiles
+from frameworks.pytorch.generation.weights.compiled_linears import GROUP, make_groups, packs_groups
 from frameworks.pytorch.generation.weights.cpu_kernels import (
     GROUPED,
     INT4_WEIGHT_ONLY,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, make_float
 from frameworks.pytorch.generation.weights import compiled_linears
-from frameworks.pytorch.generation.weights.compiled_linears import FormatName
 
 FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
 INTEGERS: tuple[FormatName, ...] = ("int8", "int4", "int8_groups")
@@ -32,7 +32,7 @@ def make(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None = Non
         return compiled_linears.make_int4(weight, bias)
     if name == "int8_groups":
         return compiled_linears.make_int8_groups(weight, bias)
-    return compiled_linears.make_float(name, weight, bias)
+    return make_float(name, weight, bias)
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from frameworks.pytorch.generation.weights.compiled_linears import FormatName
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName
 from tests.frameworks.pytorch.compiled.layers import formats, make, needs_vectors, random, threads
 
 pytestmark = [pytest.mark.isa, needs_vectors]
@@ -111,7 +111,7 @@ def test_zero_rows_and_weights_give_zeros(name: FormatName) -> None:
 
 @pytest.mark.parametrize("name", formats())
 def test_held_bytes_are_those_of_weights(name: FormatName) -> None:
-    from frameworks.pytorch.generation.weights.compiled_linears import compiled_bytes
+    from frameworks.pytorch.compiled.matmul.float_linears import compiled_bytes
 
     linear = make(name, random(OUTPUTS, INPUTS, seed=1))
     assert linear.weights.nbytes == compiled_bytes(name, OUTPUTS, INPUTS)

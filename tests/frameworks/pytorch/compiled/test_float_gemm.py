@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from frameworks.pytorch.generation.weights.compiled_linears import FormatName, compiled_bytes
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiled_bytes
 from tests.frameworks.pytorch.compiled.layers import DTYPES, FLOATS, make, needs_vectors, random
 
 pytestmark = [pytest.mark.isa, needs_vectors]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from frameworks.pytorch.compiled.matmul.float_linears import compiles
 from frameworks.pytorch.generation.weights import group_linear
-from frameworks.pytorch.generation.weights.compiled_linears import compiles
 from frameworks.pytorch.generation.weights.cpu_kernels import int4_kernels, int8_kernels
 from frameworks.pytorch.generation.weights.group_linear import (
     DeferredGroupLinear,
