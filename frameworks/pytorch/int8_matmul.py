@@ -12,6 +12,8 @@ import torch
 
 from frameworks.quantization.ranges import LARGEST_INT8, WHOLE, WeightRange
 
+INT8_SIZE_MULTIPLE = 8
+"""cuBLAS multiplies int8 only where inputs and outputs are multiples of it."""
 _TINY = 1e-12
 _ROW_SHIFT = 128
 # cuBLAS multiplies int8 only with more than 16 rows of activations.

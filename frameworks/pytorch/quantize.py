@@ -5,10 +5,11 @@ On MiniLM and one core with VNNI: 2.7 times the texts/s of f32 (torchao's dynami
 1.3 to 1.5 times the images/s.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,10 +18,11 @@ from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.core.progress import phase, step, working
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch import device_kernels
+from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.cpu_layers.packed import PackedLayer, packer_of
 from frameworks.pytorch.int8_choice import ENCODER_ROWS, Matmul, choose_int8, log_choice
-from frameworks.pytorch.int8_matmul import Int8Kernel, quantize_activations
+from frameworks.pytorch.int8_matmul import INT8_SIZE_MULTIPLE, Int8Kernel, quantize_activations
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import OutputComparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
@@ -30,9 +32,10 @@ from frameworks.runtime import BatchModel
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, QuantizationReport, TokenBatch, Value
 
+if TYPE_CHECKING:
+    from frameworks.pytorch.encoder_layers.layers import CompiledLayers
+
 _TEXTS_PER_BATCH = 8
-INT8_SIZE_MULTIPLE = 8
-"""cuBLAS multiplies int8 only where inputs and outputs are multiples of it."""
 
 Layers = Mapping[tuple[torch.nn.Module, str], torch.nn.Module]
 
@@ -106,24 +109,50 @@ def quantize_encoder(
     largest = max(linears.values(), key=lambda linear: linear.weight.numel())
     choice = choose_int8(largest.weight, ENCODER_ROWS, _original_matmul)
     log_choice(choice, entry.name)
-    kernel = choice.kernel
-    int8s = _quantized(linears, kernel)
+    kernel_name, weight_range = choice.kernel.name, choice.kernel.weight_range.name
+    compiled = _compiled(model, choice.kernel, entry.name) if encoder.spec.device == "cpu" else {}
+    if compiled:
+        kernel_name, weight_range = "compiled", "grouped"
+        int8s: dict[tuple[torch.nn.Module, str], torch.nn.Module] = {}
+        for each, layers in compiled.items():
+            int8s |= each.modules(layers)
+        linears = {location: each for location, each in linears.items() if location in int8s}
+        for each, layers in compiled.items():
+            each.install(layers)
+    else:
+        int8s = dict(_quantized(linears, choice.kernel))
 
     def measure(_: Path) -> QuantizationReport:
         originals = {location: make() if (make := packer_of(each)) else each for location, each in linears.items()}
-        found = _measured(encoder, make_batches(), originals, int8s).report(
+        found = _measured(encoder, make_batches(), originals, int8s, compiled).report(
             "int8", weights.file_bytes, held_bytes(model)
         )
-        return replace(found, kernel=kernel.name, weights=kernel.weight_range.name)
+        return replace(found, kernel=kernel_name, weights=weight_range)
 
     _put(int8s)
-    arithmetic = f"{encoder.spec.device}, {encoder.spec.dtype}, {kernel.name}, {kernel.weight_range.name}"
+    arithmetic = f"{encoder.spec.device}, {encoder.spec.dtype}, {kernel_name}, {weight_range}"
     made_by = f"torch {torch.__version__}, {arithmetic}, {cpu_capability()}"
     _, report = copies.get([*weights.files, folder / "config.json"], "torch-int8", made_by, measure)
     remedies = 'dtype = "bf16" or "f16" is nearer, dtype left out is the original'
     check_cosine(report, entry.min_cosine, folder, remedies)
     warn_if_slower(report, entry.name, "remove dtype")
     return replace(report, kernels=choice.trials)
+
+
+def _compiled(
+    model: torch.nn.Module, kernel: Int8Kernel, name: str
+) -> "Mapping[CompiledLayers, Sequence[torch.nn.Module]]":
+    """Return the encoders in a model with compiled layers, where these are faster than int8 layers of a kernel."""
+    if not lanes():
+        return {}
+    # A server without compiled kernels needs none of it.
+    from frameworks.pytorch.encoder_layers.choice import int8_layers
+
+    def rival(layer: torch.nn.Module) -> torch.nn.Module:
+        _put({location: Int8Linear(each.weight, each.bias, kernel) for location, each in _linears(layer).items()})
+        return layer
+
+    return int8_layers(model, rival, name)
 
 
 def _quantized(linears: Mapping[tuple[torch.nn.Module, str], torch.nn.Linear], kernel: Int8Kernel) -> Layers:
@@ -151,10 +180,20 @@ def text_batches(tokenizer: TextTokenizer) -> list[Batch]:
     return [TokenBatch(token_ids[start : start + _TEXTS_PER_BATCH]) for start in starts]
 
 
-def _measured(encoder: BatchModel, batches: Sequence[Batch], linears: Layers, int8s: Layers) -> OutputComparison:
+def _measured(
+    encoder: BatchModel, batches: Sequence[Batch], linears: Layers, int8s: Layers, compiled: "Iterable[CompiledLayers]"
+) -> OutputComparison:
+    """Compare int8 layers with the original. `compiled`: those that compute several layers."""
+
     def original(batch: Batch) -> dict[str, Value]:
         with _in_place(linears, int8s):
-            return encoder.infer(batch)
+            for each in compiled:
+                each.is_used = False
+            try:
+                return encoder.infer(batch)
+            finally:
+                for each in compiled:
+                    each.is_used = True
 
     try:
         return compare(original, encoder.infer, batches)

@@ -18,12 +18,12 @@ from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.device.graphs import graphs_of
 from frameworks.pytorch.device.queue import StreamQueue
+from frameworks.pytorch.encoder_layers.layers import compiled_in
 from frameworks.pytorch.encoders.encoder import EncoderModel
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from frameworks.pytorch.encoders.compiled.layers import CompiledLayers
     from frameworks.pytorch.encoders.packed_texts import PackedTexts
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,6 @@ class EncoderKernels:
         self._entry, self._device, self._max_texts = entry, device, max_texts
         self._is_compiled = device.kind == "cpu" and lanes() > 0
         self._code: Future[None] | None = None
-        self._layers: list[CompiledLayers] = []
 
     @property
     def awaits_code(self) -> bool:
@@ -61,13 +60,15 @@ class EncoderKernels:
         """
         if self._is_compiled:
             # A server without compiled kernels needs none of it.
-            from frameworks.pytorch.encoders.compiled.choice import code_of_layers, compile_layers
+            from frameworks.pytorch.encoder_layers.choice import code_of_layers, compile_layers
 
             self._code = code_of_layers(model, self._entry.kernels, self._entry.name)
             if self._code is not None:
                 return
-            self._layers = compile_layers(model, self._entry.kernels)
-        pack_layers(model, "auto" if self._layers else self._entry.kernels)
+            if compile_layers(model, self._entry.kernels):
+                pack_layers(model, "auto")
+                return
+        pack_layers(model, self._entry.kernels)
 
     def choose_later(self, model: "ReferenceType[torch.nn.Module]") -> None:
         """Choose when the code has been compiled, if that is awaited."""
@@ -96,17 +97,18 @@ class EncoderKernels:
     def _packed_texts(self, model: torch.nn.Module, max_tokens: int) -> "PackedTexts | None":
         """Return the runs of a model without padding; None where it has neither compiled layers nor CUDA."""
         device = torch.device(self._device.id)
-        # Layers of a model with several encoders cannot tell whose texts they compute.
-        compiled = self._layers[0] if len(self._layers) == 1 else None
-        if compiled is None and device.type != "cuda":
+        compiled = compiled_in(model)
+        if not compiled and device.type != "cuda":
             return None
         # A server without them needs none of it.
         from frameworks.pytorch.encoders.packed_layers import PackedLayers
         from frameworks.pytorch.encoders.packed_texts import PackedTexts
         from frameworks.pytorch.encoders.varlen_attention import flash_attention, unavailable_because
 
-        if compiled is not None:
-            layers = PackedLayers(model, None, compiled.largest_window)
+        if compiled:
+            layers = PackedLayers(model, None, compiled[0].largest_window)
+            if len(compiled) > 1:
+                layers.reason = "its encoders cannot tell whose texts they compute"
         else:
             layers = PackedLayers(model, flash_attention)
             layers.reason = layers.reason or unavailable_because(device, next(model.parameters()).dtype)
@@ -130,7 +132,7 @@ class EncoderKernels:
         except Exception as error:  # noqa: BLE001 - the model serves on with the kernels that it has
             self._warn(f"{type(error).__name__}: {error}")
         else:
-            log.info("the kernels of a model are chosen", model=self._entry.name, are_compiled=bool(self._layers))
+            log.info("the kernels of a model are chosen", model=self._entry.name)
 
     def _change(self, models: Sequence[EncoderModel], spare: EncoderModel, max_tokens: int) -> None:
         """Change the kernels of models that serve."""

@@ -18,20 +18,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from frameworks.pytorch.encoder_layers.token_rows import TokenRow, computing, row_of_thread
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention
 
 _ATTENTION = "roundhouse_texts"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """The tokens of all texts of a run, on the device. `values`: int32 [ids, positions and types, tokens]. `starts`:
-    int32 [texts + 1]. `longest`: the most tokens of a text.
-    """
-
-    values: torch.Tensor
-    starts: torch.Tensor
-    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +36,11 @@ class Run:
 
 class _Thread(threading.local):
     run: Run | None = None
-    inside: "tuple[PackedLayers, TokenRow] | None" = None
-    """While the layers compute a row of tokens."""
+    layers: "PackedLayers | None" = None
+    """Those that compute a row of tokens."""
 
 
 _THREAD = _Thread()
-
-
-def row_of_thread() -> TokenRow | None:
-    """Return the row of tokens that the layers of this thread compute; None outside such a run."""
-    return None if _THREAD.inside is None else _THREAD.inside[1]
 
 
 @contextmanager
@@ -98,8 +83,8 @@ class PackedLayers:
     def states(self, row: TokenRow) -> torch.Tensor:
         """Return the last states [tokens, size]."""
         assert self._model is not None
-        _THREAD.inside = (self, row)
-        try:
+        _THREAD.layers = self
+        with computing(row):
             values = row.values[:, None]
             types = {"token_type_ids": values[2]} if self._reads_types else {}
             # transformers passes a mask of four axes as it is. Without any it would look for texts in the positions,
@@ -108,8 +93,6 @@ class PackedLayers:
             output = self._model(input_ids=values[0], position_ids=values[1], attention_mask=mask, **types)
             states: torch.Tensor = output.last_hidden_state
             return states[0]
-        finally:
-            _THREAD.inside = None
 
     def attend(
         self, row: TokenRow, rows: list[torch.Tensor], scale: float | None, window: int | None, is_causal: bool
@@ -133,7 +116,7 @@ def _packing(kind: type) -> type:
     @wraps(original)
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         run = _THREAD.run
-        if run is None or run.states is None or _THREAD.inside is not None:
+        if run is None or run.states is None or row_of_thread() is not None:
             return original(self, *arguments, **options)
         states = run.states()
         # In one row of tokens it found the first of one text alone.
@@ -154,12 +137,12 @@ def _attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """As transformers' attention functions: [1, heads, tokens, head size] → [1, tokens, heads, head size]."""
-    if _THREAD.inside is None:
+    row, layers = row_of_thread(), _THREAD.layers
+    if row is None or layers is None:
         attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
         return attended
-    layers, row = _THREAD.inside
     scaling, window, is_causal = (options.pop(name, None) for name in ("scaling", "sliding_window", "is_causal"))
     is_causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]

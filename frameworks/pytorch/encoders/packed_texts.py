@@ -20,7 +20,8 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.pytorch.device.graphs import Captured, Graphs, capture_buckets
 from frameworks.pytorch.device.queue import DeviceQueue, PinnedTable
 from frameworks.pytorch.device_errors import RUN_ERRORS
-from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, TokenRow, running
+from frameworks.pytorch.encoder_layers.token_rows import TokenRow
+from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, running
 from frameworks.scheduling.merging.comparison import Tolerance, is_close
 from frameworks.text.padding import PaddedTokens
 from frameworks.types import Array, TokenBatch

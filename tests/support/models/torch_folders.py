@@ -24,13 +24,21 @@ _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloa
 
 
 def save_embedder(
-    folder: Path, family: Family = "bert", *, pooler: bool = True, dtype: str = "f32", max_shard_size: str = "1GB"
+    folder: Path,
+    family: Family = "bert",
+    *,
+    pooler: bool = True,
+    dtype: str = "f32",
+    max_shard_size: str = "1GB",
+    **sizes: Any,
 ) -> Path:
-    """An encoder without a head. `pooler` False: its weights have no pooler. `max_shard_size` "20KB" makes shards."""
+    """An encoder without a head. `pooler` False: its weights have no pooler. `max_shard_size` "20KB" makes shards.
+    `sizes`: further keys of its config.
+    """
     torch.manual_seed(11)
     # DistilBERT and ModernBERT have no pooler at all.
     options = {"add_pooling_layer": pooler} if family in ("bert", "roberta", "mpnet") else {}
-    model = getattr(transformers, f"{_PREFIXES[family]}Model")(_config(family), **options)
+    model = getattr(transformers, f"{_PREFIXES[family]}Model")(_config(family, **sizes), **options)
     return _save(model, folder, family, dtype, max_shard_size)
 
 
@@ -96,7 +104,7 @@ def _config(family: Family, **more: Any) -> Any:
         }  # fmt: skip
     if family == "modernbert":
         sizes |= {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
-    return getattr(transformers, f"{_PREFIXES[family]}Config")(**sizes, **more)
+    return getattr(transformers, f"{_PREFIXES[family]}Config")(**(sizes | more))
 
 
 def _save(model: Any, folder: Path, family: Family, dtype: str, max_shard_size: str) -> Path:

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from frameworks.pytorch import kernels
-from frameworks.pytorch.int8_matmul import Int8Kernel, fbgemm_engine
-from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE
+from frameworks.pytorch.int8_matmul import INT8_SIZE_MULTIPLE, Int8Kernel, fbgemm_engine
 
 # Decode batches up to this size are not padded; they have one row for each sequence.
 _MAX_EXACT_ROWS = 32

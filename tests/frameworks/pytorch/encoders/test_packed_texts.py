@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from frameworks.core.errors import OutOfMemory
 from frameworks.pytorch.device.graphs import Graphs, OnDevice
 from frameworks.pytorch.device.queue import DeviceQueue, StreamQueue
+from frameworks.pytorch.encoder_layers.token_rows import TokenRow
 from frameworks.pytorch.encoders.encoder import EncoderModel
-from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, TokenRow, running
+from frameworks.pytorch.encoders.packed_layers import PackedLayers, Run, running
 from frameworks.pytorch.encoders.packed_texts import PackedTexts, buckets_of
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention, flash_attention
 from frameworks.text.padding import pad

@@ -1,6 +1,7 @@
 """Choose whether the layers of an encoder are compiled."""
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import Future
 from copy import deepcopy
 from functools import partial
@@ -11,17 +12,19 @@ import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import Kernels
-from frameworks.pytorch.compiling.background import compile_parts
+from frameworks.pytorch.compiled.matmul.float_linears import compiles
+from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
-from frameworks.pytorch.encoders.compiled.forms import NotCompiled, stacks_of
-from frameworks.pytorch.encoders.compiled.layers import CompiledLayers, format_of
+from frameworks.pytorch.encoder_layers.forms import NotCompiled, stacks_of
+from frameworks.pytorch.encoder_layers.layers import CompiledLayers, format_of
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 
 _LENGTHS = (37, 5, 1)
 """Tokens of the texts of the trial."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest element of the states."""
+_INT8_TOLERANCE = 0.1
 _TIMED_ROWS = (16, 128)
 _MAX_TIME = 0.95
 
@@ -65,8 +68,34 @@ def compile_layers(model: torch.nn.Module, wanted: Kernels) -> list[CompiledLaye
     return found
 
 
-def _check(compiled: CompiledLayers, layer: torch.nn.Module) -> None:
-    """Compare the states of some texts. Raises NotCompiled."""
+def int8_layers(
+    model: torch.nn.Module, rival: Callable[[torch.nn.Module], torch.nn.Module], name: str
+) -> dict[CompiledLayers, list[torch.nn.Module]]:
+    """Return the layers of the encoders in a model with int8 weights, where compiled code is faster than the layers
+    that `rival` makes of those of the model, which it does not change. `name`: of the model, for the progress.
+
+    Waits until the code is compiled. The layers are not installed yet.
+    """
+    if not compiles("int8_groups"):
+        return {}
+    found = {}
+    for layers, form in stacks_of(model):
+        try:
+            format_of(layers, form)
+            code = compile_parts({ENCODER, "int8_groups"}, name)
+            if code is not None:
+                code.result()
+            first = CompiledLayers(layers[:1], form, weights="int8_groups")
+            _check(first, layers[0], _INT8_TOLERANCE)
+            if _takes_less(first, rival(deepcopy(layers[0]))):
+                found[CompiledLayers(layers, form, weights="int8_groups")] = layers
+        except (NotCompiled, CompilationFailed):
+            continue
+    return found
+
+
+def _check(compiled: CompiledLayers, layer: torch.nn.Module, tolerance: float | None = None) -> None:
+    """Compare the states of some texts. `tolerance`: None for that of the dtype. Raises NotCompiled."""
     generator = torch.Generator().manual_seed(0)
     starts = [0, *torch.tensor(_LENGTHS).cumsum(0).tolist()]
     rows, dtype = torch.randn(1, starts[-1], compiled.hidden_size, generator=generator), compiled.dtype
@@ -77,7 +106,7 @@ def _check(compiled: CompiledLayers, layer: torch.nn.Module) -> None:
     for start, end in itertools.pairwise(starts):
         expected = _run(layer, states[:, start:end], rope[0], slice(start, end))
         error = float((found[:, start:end] - expected).abs().max() / expected.abs().max())
-        if not error <= _TOLERANCE[dtype]:
+        if not error <= (tolerance or _TOLERANCE[dtype]):
             raise NotCompiled(f"the states of a compiled layer differ by {error:.2g} of their largest element")
 
 
@@ -85,11 +114,15 @@ def _is_faster(compiled: CompiledLayers, layer: torch.nn.Module) -> bool:
     """Return whether compiled code takes less time than torch's kernels, of which the faster ones are compared."""
     rival = deepcopy(layer)
     pack_layers(rival, "auto")
+    return _takes_less(compiled, rival)
+
+
+def _takes_less(compiled: CompiledLayers, rival: torch.nn.Module) -> bool:
     ours_s = torch_s = 0.0
     for rows in _TIMED_ROWS:
         states = torch.ones(1, rows, compiled.hidden_size, dtype=compiled.dtype)
         angles = torch.ones(1, rows, compiled.head_size)
-        rope = (angles, angles) if _takes_angles(layer) else None
+        rope = (angles, angles) if _takes_angles(rival) else None
         found = shortest_seconds_beside_steps(
             {
                 "ours": partial(compiled, states, [0, rows], [rope]),

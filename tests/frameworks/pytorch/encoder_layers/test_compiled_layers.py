@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from frameworks.core.errors import InvalidModel
 from frameworks.pytorch.compiling.background import CompilationFailed
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
-from frameworks.pytorch.encoders.compiled import choice
-from frameworks.pytorch.encoders.compiled.choice import compile_layers
-from frameworks.pytorch.encoders.compiled.forms import stacks_of
-from frameworks.pytorch.encoders.compiled.layers import CompiledLayers
+from frameworks.pytorch.encoder_layers import choice
+from frameworks.pytorch.encoder_layers.choice import compile_layers
+from frameworks.pytorch.encoder_layers.forms import stacks_of
+from frameworks.pytorch.encoder_layers.layers import CompiledLayers
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch_instances, load_torch_model
-from tests.frameworks.pytorch.compiled.layers import needs_vectors
+from tests.frameworks.pytorch.compiled.layers import needs_integers, needs_vectors
 from tests.support.held_code import wait_until
 from tests.support.models.encoder_families import CHANGED_BY_PADDING, USABLE_POSITIONS, save_family
 from tests.support.models.late_folders import save_pylate
@@ -81,6 +81,12 @@ def test_other_encoders_keep_their_rows(made_once: FolderMaker, architecture: st
         np.testing.assert_allclose(row, wanted, rtol=0, atol=2e-5 * max(1.0, np.abs(wanted).max(initial=0)))
 
 
+GROUPS: dict[Family, dict[str, int]] = {
+    "bert": {"intermediate_size": 64},
+    "roberta": {"intermediate_size": 64},
+    "distilbert": {"hidden_dim": 64},
+    "modernbert": {"intermediate_size": 64},
+}
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
 }  # fmt: skip
@@ -233,3 +239,43 @@ class TestFirstStart:
         code.set_result(None)
         wait_until(lambda: all(each.name != "compile-layers" for each in threading.enumerate()))
         assert not any(isinstance(each, CompiledLayer) for each in module.modules())
+
+
+@needs_integers
+@pytest.mark.parametrize("family", COMPILED)
+def test_int8_layers_stay_near_the_original(
+    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family
+) -> None:
+    monkeypatch.setattr(choice, "_takes_less", lambda *_: True)
+    folder = made_once(save_embedder, family=family, **GROUPS[family])
+    model = load(folder, "auto", dtype="int8", cache_dir=tmp_path)
+    assert (model.spec.quantization.kernel, model.spec.quantization.weights) == ("compiled", "grouped")
+    assert model.packed.is_used
+    original = load(folder, "plain")
+    for row, wanted in zip(rows_of(model, RAGGED), rows_of(original, RAGGED), strict=True):
+        assert row @ wanted / np.linalg.norm(row) / np.linalg.norm(wanted) > 0.99
+    assert model.spec.memory_bytes < original.spec.memory_bytes
+    alone = np.concatenate([rows_of(model, [text]) for text in RAGGED])
+    # The pooler of BERT is torch's.
+    np.testing.assert_allclose(alone, np.stack(rows_of(model, RAGGED)), rtol=0, atol=1e-6)
+
+
+@needs_integers
+def test_int8_layers_are_compared_with_the_original(
+    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_takes_less", lambda *_: True)
+    model = load(made_once(save_embedder, **GROUPS["bert"]), "auto", dtype="int8", cache_dir=tmp_path)
+    report = model.spec.quantization
+    assert 0.99 < report.cosine_min < 1 - 1e-7
+    assert report.bytes_after < report.bytes_before
+
+
+@needs_integers
+def test_odd_sizes_keep_kernels_of_torch(
+    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of weights have 32 inputs."""
+    monkeypatch.setattr(choice, "_takes_less", lambda *_: True)
+    model = load(made_once(save_embedder), "auto", dtype="int8", cache_dir=tmp_path)
+    assert model.spec.quantization.kernel != "compiled"

@@ -15,15 +15,17 @@ import torch
 from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles, make_float
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.cpu_layers.packed import FilesOfWeights
-from frameworks.pytorch.encoders.compiled.forms import LayerForm, NotCompiled, epsilon_of, operation_of
-from frameworks.pytorch.encoders.compiled.runner import Layer, Plan, Runner
-from frameworks.pytorch.encoders.packed_layers import row_of_thread
+from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, epsilon_of, operation_of
+from frameworks.pytorch.encoder_layers.runner import Layer, Plan, Runner
+from frameworks.pytorch.encoder_layers.token_rows import row_of_thread
 
 if TYPE_CHECKING:
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
 _UNKNOWN = object()
 """Position embeddings of another kind."""
+_GROUP = 32
+"""Inputs of a quantization group."""
 _FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -50,14 +52,19 @@ class CompiledLayers:
     """The layers of one model, whose weights they pack. Any number of threads may compute."""
 
     def __init__(
-        self, layers: Sequence[torch.nn.Module], form: LayerForm, model: torch.nn.Module | None = None
+        self,
+        layers: Sequence[torch.nn.Module],
+        form: LayerForm,
+        model: torch.nn.Module | None = None,
+        weights: FormatName | None = None,
     ) -> None:
         """`model`: that of the layers, whose Linears get the packed weights one by one; None: it stays as it is.
+        `weights`: "int8_groups" quantizes them; None: they keep their dtype.
 
         Raises NotCompiled.
         """
         attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layers[0])
-        self._format = format_of(layers, form)
+        self._format = weights or format_of(layers, form)
         weight = attrgetter(form.output)(layers[0]).weight
         if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
             raise NotCompiled("its tokens do not see later ones")
@@ -66,7 +73,9 @@ class CompiledLayers:
         self.head_size = int(getattr(attention, "attention_head_size", 0) or getattr(attention, "head_dim", 0))
         if not self.head_size or inputs % self.head_size:
             raise NotCompiled("its attention tells no size of a head")
-        _check_split(form, inputs)
+        _check_sizes(form, inputs)
+        self.is_used = True
+        """Whether the layers are computed by compiled code; else by torch, with the Linears that they have."""
         scale = float(getattr(attention, "scaling", 0) or self.head_size**-0.5)
         operation, epsilon = operation_of(attrgetter(form.activation)(layers[0])), epsilon_of(layers, form)
         self._kept: list[torch.Tensor] = []
@@ -122,7 +131,7 @@ class CompiledLayers:
         texts, tokens = states.shape[:2]
         row = row_of_thread()
         angles = _angles_of(named.get("position_embeddings"), texts, (tokens, self.head_size))
-        if angles is _UNKNOWN or not _is_plain(others, named, row is not None):
+        if not self.is_used or angles is _UNKNOWN or not _is_plain(others, named, row is not None):
             if row is not None:
                 raise RuntimeError("the layers need more than their states")  # torch's way would mix the texts
             return original(states, *others, **named)
@@ -157,7 +166,10 @@ class CompiledLayers:
         norms = [address for path in form.norms for address in self._norm(layer, path)]
         found = Layer(linears, tuple(norms), window - 1)
         if files is not None:
-            self._replace_linears(layer, found, files)
+            for (parent, name), compiled in self._modules_of(layer, found).items():
+                before = getattr(parent, name).weight
+                setattr(parent, name, compiled)
+                files.give_back(before)
         return found
 
     def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> "CompiledLinear":
@@ -165,7 +177,15 @@ class CompiledLayers:
         if any(each is not None for each in biases):
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat([each.new_zeros(len(each)) if own is None else own.detach() for each, own in pairs])
-        return make_float(self._format, torch.cat([each.detach() for each in weights]), bias)
+        joined = torch.cat([each.detach() for each in weights])
+        if self._format != "int8_groups":
+            return make_float(self._format, joined, bias)
+        if joined.shape[1] % _GROUP:
+            raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {_GROUP}")
+        # Encoders of floats need none of it.
+        from frameworks.pytorch.generation.weights.compiled_linears import make_int8_groups
+
+        return make_int8_groups(joined, bias)
 
     def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:
         norm = attrgetter(path)(layer) if path else None
@@ -178,23 +198,40 @@ class CompiledLayers:
             addresses.append(0 if each is None else self._kept[-1].data_ptr())
         return addresses[0], addresses[1]
 
-    def _replace_linears(self, module: torch.nn.Module, layer: Layer, files: FilesOfWeights) -> None:
+    def modules(self, layers: Sequence[torch.nn.Module]) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
+        """Return the layers' Linears with the packed weights, by their parent and name."""
+        found: dict[tuple[torch.nn.Module, str], CompiledLayer] = {}
+        for layer, packed in zip(layers, self._plan.layers, strict=True):
+            found |= self._modules_of(layer, packed)
+        return found
+
+    def _modules_of(self, layer: torch.nn.Module, packed: Layer) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
         form = self._form
-        query_key_value, output, *ups, down = layer.linears
+        query_key_value, output, *ups, down = packed.linears
         replacements: tuple[tuple[tuple[str, ...], list[Any]], ...] = (
             (form.query_key_value, _split(query_key_value, len(form.query_key_value))),
             ((form.output,), [output]),
             (form.up, [each for each in ups if each is not None]),
             ((form.down,), [down]),
         )
+        found = {}
         for paths, linears in replacements:
             of_path = len(linears) // len(paths)
             for index, path in enumerate(paths):
                 parent, _, name = path.rpartition(".")
                 own = linears[index * of_path : (index + 1) * of_path]
-                before = attrgetter(path)(module).weight
-                setattr(attrgetter(parent)(module), name, CompiledLayer(own))
-                files.give_back(before)
+                found[attrgetter(parent)(layer), name] = CompiledLayer(own)
+        return found
+
+
+def compiled_in(model: torch.nn.Module) -> list[CompiledLayers]:
+    """Return the compiled layers that have been installed in a model."""
+    found: dict[int, CompiledLayers] = {}
+    for module in model.modules():
+        compiled = getattr(module, "compiled", None)
+        if isinstance(compiled, CompiledLayers):
+            found[id(compiled)] = compiled
+    return list(found.values())
 
 
 @cache
@@ -210,12 +247,12 @@ def _compiled_class(kind: type) -> type:
     return type(kind.__name__, (kind,), names | {"forward": forward})
 
 
-def _check_split(form: LayerForm, outputs: int) -> None:
-    """Raise NotCompiled where query, key and value cannot share packed weights."""
+def _check_sizes(form: LayerForm, inputs: int) -> None:
+    """Raise NotCompiled where query, key and value cannot share packed weights. `inputs`: of the layer after them."""
     from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
 
-    if len(form.query_key_value) > 1 and outputs % BLOCK:
-        raise NotCompiled(f"its queries have {outputs} elements, no multiple of {BLOCK}")
+    if len(form.query_key_value) > 1 and inputs % BLOCK:
+        raise NotCompiled(f"its queries have {inputs} elements, no multiple of {BLOCK}")
 
 
 def _split(linear: Any, count: int) -> "list[CompiledLinear]":
