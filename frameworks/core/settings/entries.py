@@ -271,7 +271,8 @@ class TorchModelEntry(ModelEntry):
     on a CPU, or on CUDA from Ampere on. None: the fastest type of the device."""
     kernels: Kernels = "auto"
     """On a CPU: kernel of the products. `"auto"` measures at load which is fastest, for language models for each
-    shape; a name forces one. Other models than language models have `"auto"`, `"plain"` and `"onednn"`."""
+    shape; a name forces one. Other models than language models have `"auto"`, `"plain"`, `"onednn"` and
+    `"compiled"`."""
     kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Language models: memory for the keys and values of running texts and of cached prefixes, on all devices of
     `tensor_parallel` together. None: enough for `max_batch_size` texts of the whole context, at most 1 GiB on a CPU,
