@@ -37,7 +37,7 @@ CALLERS = 8
 NEW_TOKENS = 32
 _QUESTION_TOKENS = 20
 _ROUNDS = 3
-_REQUESTS, _PEER_REQUESTS, _TEXTS = 16, 8, 96
+_REQUESTS, _PEER_REQUESTS, _TEXTS = 24, 16, 96
 _QUIET_S, _SECONDS = 15.0, 40.0
 # llama.cpp reads the last one as one token.
 _TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "\n\n")
@@ -88,11 +88,16 @@ class Asked:
         return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
     def rate(self, count: int, seed: int, images: Iterator[bytes] | None) -> float:
-        """Return the tokens per second of all callers; no prompt and no image occurs twice."""
-        prompts = mixed_prompts(count + CALLERS, seed)
+        """Return the tokens per second of all callers; no prompt and no image occurs twice.
+
+        Images are measured from the first request to the last answer: those of a warm-up would be computed before the
+        clock starts.
+        """
+        warm = CALLERS if images is None else 0
+        prompts = mixed_prompts(count + warm, seed)
         requests = [self.request(each, None if images is None else next(images)) for each in prompts]
         with self.server.awake():
-            return count * NEW_TOKENS / asyncio.run(closed_loop(self.server.port, requests, CALLERS, count, CALLERS))
+            return count * NEW_TOKENS / asyncio.run(closed_loop(self.server.port, requests, CALLERS, count, warm))
 
 
 def image_files() -> Iterator[bytes]:
