@@ -119,7 +119,8 @@ class CompiledLayers:
         try:
             runner.compute(rows, out, starts, angles, only)
         finally:
-            self._runners.append(runner)
+            if runner.is_small:
+                self._runners.append(runner)
         return out.to(states.dtype).view(states.shape)
 
     def compute(

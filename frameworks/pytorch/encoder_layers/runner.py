@@ -65,6 +65,11 @@ class Runner:
         self._buffers: dict[str, Any] = {}
         self._gemms: Any = None
 
+    @property
+    def is_small(self) -> bool:
+        """Whether its buffers are not larger than those of most runs: a long text has larger ones."""
+        return self._rows <= _MAX_ROWS and self._blocks <= _MAX_BLOCKS
+
     def compute(
         self, rows: torch.Tensor, out: torch.Tensor, starts: list[int], angles: Sequence[Any], only: int | None = None
     ) -> None:
@@ -186,7 +191,9 @@ def _pieces(starts: list[int]) -> Iterator[list[int]]:
     piece = [starts[0]]
     for end in starts[1:]:
         if len(piece) > 1 and (end - piece[0] > _MAX_ROWS or len(piece) > _MAX_TEXTS):
-            yield piece
+            # Texts may have no tokens.
+            if piece[-1] > piece[0]:
+                yield piece
             piece = [piece[-1]]
         piece.append(end)
     if piece[-1] > piece[0]:

@@ -84,15 +84,18 @@ class PackedLayers:
         """Return the last states [tokens, size]."""
         assert self._model is not None
         _THREAD.layers = self
-        with computing(row):
-            values = row.values[:, None]
-            types = {"token_type_ids": values[2]} if self._reads_types else {}
-            # transformers passes a mask of four axes as it is. Without any it would look for texts in the positions,
-            # and wait for the device.
-            mask = values.new_ones(1, 1, 1, 1, dtype=torch.bool)
-            output = self._model(input_ids=values[0], position_ids=values[1], attention_mask=mask, **types)
-            states: torch.Tensor = output.last_hidden_state
-            return states[0]
+        try:
+            with computing(row):
+                values = row.values[:, None]
+                types = {"token_type_ids": values[2]} if self._reads_types else {}
+                # transformers passes a mask of four axes as it is. Without any it would look for texts in the
+                # positions, and wait for the device.
+                mask = values.new_ones(1, 1, 1, 1, dtype=torch.bool)
+                output = self._model(input_ids=values[0], position_ids=values[1], attention_mask=mask, **types)
+                states: torch.Tensor = output.last_hidden_state
+                return states[0]
+        finally:
+            _THREAD.layers = None
 
     def attend(
         self, row: TokenRow, rows: list[torch.Tensor], scale: float | None, window: int | None, is_causal: bool

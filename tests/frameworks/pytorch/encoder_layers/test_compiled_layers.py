@@ -147,7 +147,7 @@ def test_masked_tokens_are_not_seen(made_once: FolderMaker) -> None:
         np.testing.assert_allclose(np.concatenate(list(row)), np.concatenate(list(wanted)), rtol=0, atol=2e-5)
 
 
-@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=40))
+@given(lengths=st.lists(st.integers(0, 300), min_size=1, max_size=80).filter(any))
 @settings(max_examples=15)
 def test_text_has_same_bits_in_any_batch(layers: CompiledLayers, lengths: list[int]) -> None:
     starts = [0, *np.cumsum(lengths).tolist()]
@@ -155,6 +155,17 @@ def test_text_has_same_bits_in_any_batch(layers: CompiledLayers, lengths: list[i
     together = layers(states, starts)
     for start, end in list(pairwise(starts))[:5]:
         assert torch.equal(together[:, start:end], layers(states[:, start:end], [0, end - start]))
+
+
+def test_buffers_of_long_texts_are_released(layers: CompiledLayers) -> None:
+    states = torch.randn(1, 700, layers.hidden_size)
+    layers(states[:, :100], [0, 100])
+    small = len(layers._runners)
+    assert small >= 1
+    layers(states, [0, 700])
+    assert len(layers._runners) == small - 1
+    layers(states[:, :100], [0, 100])
+    assert all(each.is_small for each in layers._runners)
 
 
 @pytest.fixture(scope="module")
