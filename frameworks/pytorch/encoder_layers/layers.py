@@ -1,7 +1,7 @@
 """The compiled layers of one model.
 
-The layers of transformers' model stay in it. The first ones hand the states on, and the last one computes them all. A
-run with a mask is torch's, with the same packed weights.
+The layers of transformers' model stay in it. Each computes itself, as transformers may keep the states between them;
+in a row of tokens the last one computes all. A run with a mask is torch's, with the same packed weights.
 """
 
 import threading
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _UNKNOWN = object()
 """Position embeddings of another kind."""
-_GROUP = 32
-"""Inputs of a quantization group."""
 _FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -181,11 +179,11 @@ class CompiledLayers:
         joined = torch.cat([each.detach() for each in weights])
         if self._format != "int8_groups":
             return make_float(self._format, joined, bias)
-        if joined.shape[1] % _GROUP:
-            raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {_GROUP}")
         # Encoders of floats need none of it.
-        from frameworks.pytorch.generation.weights.compiled_linears import make_int8_groups
+        from frameworks.pytorch.generation.weights.compiled_linears import GROUP, make_int8_groups
 
+        if joined.shape[1] % GROUP:
+            raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {GROUP}")
         return make_int8_groups(joined, bias)
 
     def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:

@@ -137,13 +137,12 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [each for value in values if value is not None for each in _tensors(value)]
 
 
-def test_masked_tokens_are_not_seen(made_once: FolderMaker) -> None:
-    """A query of late interaction has tokens that the others do not attend to."""
+def test_vectors_of_tokens_equal_those_of_torch(made_once: FolderMaker) -> None:
     folder = made_once(save_pylate)
     model, other = load(folder, "compiled"), load(folder, "plain")
     token_ids = model.tokenizer.tokenize(TEXTS, truncate=True)
-    masked = TokenBatch(token_ids, unpooled=None)
-    for row, wanted in zip(model.infer(masked)[TEXT_OUTPUT], other.infer(masked)[TEXT_OUTPUT], strict=True):
+    batch = TokenBatch(token_ids)
+    for row, wanted in zip(model.infer(batch)[TEXT_OUTPUT], other.infer(batch)[TEXT_OUTPUT], strict=True):
         np.testing.assert_allclose(np.concatenate(list(row)), np.concatenate(list(wanted)), rtol=0, atol=2e-5)
 
 
@@ -186,7 +185,8 @@ def test_threads_compute_at_once(made_once: FolderMaker) -> None:
         try:
             for _ in range(20):
                 for row, wanted in zip(rows_of(model, RAGGED), expected, strict=True):
-                    assert np.array_equal(row, wanted)
+                    # torch's pooler chooses the order of its sums.
+                    np.testing.assert_allclose(row, wanted, rtol=0, atol=1e-6)
         except BaseException as error:  # noqa: BLE001 - of a thread
             failed.append(error)
 
