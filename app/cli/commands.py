@@ -161,9 +161,9 @@ def _serve(options: argparse.Namespace) -> int:
         from app.cli.fetch import FetchFailed, fetch_framework
         from app.cli.model_paths import with_models
         from app.config import API_KEY_VARIABLE, ConfigError, load_settings
+        from app.http.listener.sockets import CannotListenError
         from app.server.process import serve
         from app.server.start_report import StartOptions
-        from app.workers.sockets import CannotListenError
 
         if not sys.stderr:
             # Started with standard error closed. A socket must not get its number: C libraries write to it.

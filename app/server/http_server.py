@@ -16,10 +16,10 @@ from app.config.tls_files import TlsFileError
 from app.http.listener.acceptor import Acceptor
 from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.listener.protocol import BoundedHttpProtocol
+from app.http.listener.sockets import BACKLOG
 from app.http.listener.tls import tls_protocol
 from app.http.origins import OriginRules
 from app.http.prefixes import PrefixRules
-from app.workers.sockets import BACKLOG
 from frameworks.scheduling.shared_limits import byte_limit
 from memory.shared_counters import CounterRow
 

@@ -14,6 +14,7 @@ import uvicorn
 
 from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
+from app.http.listener.sockets import CannotListenError, listen
 from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
 from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging, flush_logs
@@ -23,7 +24,6 @@ from app.server.http_server import HttpServer, open_connections, server_tls, uvi
 from app.server.keys import open_keys
 from app.server.reload import HangupReload, Reload
 from app.server.start_report import StartOptions, StartReport
-from app.workers.sockets import CannotListenError, listen
 from frameworks.core.settings.entries import RAY_KEYS
 from frameworks.engine.process.client.process_registry import kill_all
 from memory.allocator import keep_freed_memory

@@ -16,6 +16,7 @@ from app.auth.key_store import KeyStore
 from app.config import LoadedSettings, ServerSettings
 from app.http.app import build_admin
 from app.http.listener.clocks import Connections
+from app.http.listener.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
 from app.observability.logs.lock import LogLock
@@ -46,7 +47,6 @@ from app.workers.fork_server import ForkServer, start_fork_server
 from app.workers.forwarding import AdminServer
 from app.workers.lifecycle import StatusSender
 from app.workers.shared.keys import SharedFailures, SharedNonces
-from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.workers.supervision import Supervision
 from app.workers.watchdog import Watchdog
 from frameworks.engine.process.client.process_registry import kill_all

@@ -23,6 +23,7 @@ from app.auth.key_store import KeyStore
 from app.config import LoadedSettings
 from app.extension import ServerProcess, open_parts
 from app.http.app import build_app
+from app.http.listener.sockets import HttpSockets
 from app.http.page.files import WebSite
 from app.inference.context import InferenceService
 from app.inference.pipeline import Pipeline
@@ -58,7 +59,6 @@ from app.workers.forwarding import ForwardedAdmin
 from app.workers.lifecycle import WorkerLifecycle
 from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
 from app.workers.shared.keys import WorkerFailures, WorkerNonces
-from app.workers.sockets import HttpSockets
 from app.workers.tallies.tallies import TalliesSender
 from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses

@@ -9,10 +9,10 @@ from functools import partial
 
 import structlog
 
+from app.http.listener.sockets import HttpSockets
 from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, WorkerReady, messages_from_worker
-from app.workers.sockets import HttpSockets
 from frameworks.core.backoff import RestartBackoff
 from frameworks.core.channel.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason

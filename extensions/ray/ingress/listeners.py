@@ -13,8 +13,8 @@ from uvicorn.lifespan.on import LifespanOn
 from app.auth.tls import ServerTls
 from app.config import ServerSettings, Settings
 from app.http.listener.clocks import Connections
+from app.http.listener.sockets import CannotListenError, listen_shared
 from app.server.http_server import HttpServer, uvicorn_config
-from app.workers.sockets import CannotListenError, listen_shared
 
 if TYPE_CHECKING:
     from app.grpc.listener import GrpcListener

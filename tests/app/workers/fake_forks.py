@@ -7,10 +7,10 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from app.http.listener.sockets import HttpSockets, listen_for_workers
 from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, WorkerReady, messages_to_worker
-from app.workers.sockets import HttpSockets, listen_for_workers
 from app.workers.supervision import Supervision
 from frameworks.models.replicas.control import ControlLink, Workers
 from tests.support.loops import HANGS_AFTER_S, settle, soon

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from app.workers.sockets import BALANCES
+from app.http.listener.sockets import BALANCES
 from tests.app.workers.fake_forks import supervised
 from tests.support.loops import in_loop, pass_time, settle, soon, task
 

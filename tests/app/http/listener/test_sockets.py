@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from app.workers.sockets import BALANCES, CannotListenError, HttpSockets, listen, listen_for_workers, reserve_port
+from app.http.listener.sockets import BALANCES, CannotListenError, HttpSockets, listen, listen_for_workers, reserve_port
 
 HOST = "127.0.0.1"
 WORKERS = 3
