@@ -5,14 +5,10 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from app.config.tls_files import Stamp, TlsFileError, TlsFiles, TlsMaterial, read_material
-
-if TYPE_CHECKING:
-    import grpc
 
 log = structlog.get_logger(__name__)
 
@@ -89,31 +85,6 @@ class ServerTls:
             log.warning(
                 "server.tls_certificate: the certificate has expired; renew it", expires_s=self.material.expires_s
             )
-
-
-def grpc_credentials(tls: ServerTls) -> "grpc.ServerCredentials":
-    """Return credentials for a gRPC port whose new connections use the current material."""
-    import grpc
-
-    delivered = tls.material
-
-    def configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration(
-            [(material.key, material.certificate)], root_certificates=material.client_ca
-        )
-
-    def fetch() -> Any:
-        # grpcio calls this before each handshake; None: unchanged. Its types leave that out.
-        nonlocal delivered
-        material = tls.material
-        if material is delivered:
-            return None
-        delivered = material
-        return configuration(material)
-
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(delivered), fetch, require_client_authentication=delivered.client_ca is not None
-    )
 
 
 def _pem(material: TlsMaterial) -> tuple[bytes, bytes, bytes | None]:

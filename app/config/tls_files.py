@@ -53,12 +53,15 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """Contents of the files, in PEM, and the context for new connections over HTTP. `expires_s`: Unix time."""
+    """Contents of the files, in PEM, and the contexts for new connections over HTTP/1.1 and HTTP/2. `expires_s`: Unix
+    time.
+    """
 
     certificate: bytes
     key: bytes
     client_ca: bytes | None
     context: ssl.SSLContext
+    http2_context: ssl.SSLContext
     expires_s: float
 
 
@@ -67,14 +70,15 @@ def read_material(files: TlsFiles) -> TlsMaterial:
     contents = _contents(files)
     certificate, key = contents[:2]
     client_ca = contents[2] if files.client_ca is not None else None
-    context = _server_context(files, certificate, key)
+    contexts = [_server_context(files, certificate, key, protocol) for protocol in ("http/1.1", "h2")]
     if client_ca is not None:
-        _require_client_certificates(context, client_ca)
+        for context in contexts:
+            _require_client_certificates(context, client_ca)
     expires_s = _expiry(certificate)
     if _contents(files) != contents:
         # The context reads the paths itself: it must hold what was checked.
         raise TlsFileError("tls_certificate", "expected files that do not change while they are read, got new ones")
-    return TlsMaterial(certificate, key, client_ca, context, expires_s)
+    return TlsMaterial(certificate, key, client_ca, *contexts, expires_s)
 
 
 def _contents(files: TlsFiles) -> list[bytes]:
@@ -92,7 +96,7 @@ def _contents(files: TlsFiles) -> list[bytes]:
     return contents
 
 
-def _server_context(files: TlsFiles, certificate: bytes, key: bytes) -> ssl.SSLContext:
+def _server_context(files: TlsFiles, certificate: bytes, key: bytes, protocol: str) -> ssl.SSLContext:
     if _CERTIFICATE not in certificate:
         raise TlsFileError(
             "tls_certificate",
@@ -105,7 +109,7 @@ def _server_context(files: TlsFiles, certificate: bytes, key: bytes) -> ssl.SSLC
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     try:
         context.load_cert_chain(files.certificate, files.key, _refuse_password)
     except _KeyIsEncrypted:

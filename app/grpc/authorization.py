@@ -1,6 +1,6 @@
 """Authenticate and authorize each call before a message is read: its key, and the scope that its method needs.
 
-The bridge's interceptor calls `check` for every call, also of unknown methods. `with_scopes` checks again in front of
+The server calls `check` for every call, also of unknown methods. `with_scopes` checks again in front of
 each handler, so that a method without an entry in the table of permissions is denied. Of a signed call the nonce and
 the only message are checked before its handler gets them.
 """
@@ -19,7 +19,7 @@ from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.permissions import EXEMPT, GRPC_ACCESS, INFER
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.signatures import SignedRequest, is_signed
-from app.grpc.call import Call, GrpcError, Metadata, Stream, Unary, headers_of
+from app.grpc.call import Call, GrpcError, Header, Stream, Unary
 from app.grpc.handler import as_grpc_error, begin_record
 from app.observability.audit import log_outcome
 from app.observability.metrics import Observer
@@ -27,17 +27,17 @@ from app.protocols.shared.errors import NotFound
 from frameworks.core.errors import RoundhouseError
 
 _DIGEST = b"content-digest"
-_NAMES = frozenset(name.decode() for name in CREDENTIAL_HEADERS)
+_NAMES = frozenset(CREDENTIAL_HEADERS)
 
 
 class CallAuthorization:
-    """Decide on calls. Owned by the event loop, except `check`, which grpcio calls in its thread."""
+    """Decide on calls. Owned by the event loop."""
 
     def __init__(self, authenticator: Authenticator, observer: Observer) -> None:
         self._authenticator = authenticator
         self._observer = observer
 
-    def check(self, path: str, metadata: Metadata, names: tuple[str, ...] = ()) -> Principal | Stream:
+    def check(self, path: str, metadata: list[Header], names: tuple[str, ...] = ()) -> Principal | Stream:
         """Implement Check of app/grpc/call.py."""
         access = GRPC_ACCESS.get(path)
         if access is EXEMPT or not self._authenticator.required:
@@ -53,15 +53,14 @@ class CallAuthorization:
             return partial(self._refuse, path, principal, error.with_traceback(None))
         return principal
 
-    def _identify(self, path: str, metadata: Metadata, names: tuple[str, ...]) -> Principal:
+    def _identify(self, path: str, metadata: list[Header], names: tuple[str, ...]) -> Principal:
         """Return the sender of a call, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
         certificate = self._authenticator.certificates.find(names) if names else None
         principal = None
-        credentials = headers_of(metadata, _NAMES)
+        credentials = [each for each in metadata if each[0] in _NAMES]
         if not credentials:
-            headers = headers_of(metadata)
-            if is_signed(headers):
-                request = SignedRequest(b"POST", path.encode(), b"", headers)
+            if is_signed(metadata):
+                request = SignedRequest(b"POST", path.encode(), b"", metadata)
                 principal = self._authenticator.signatures.verify(request).stored.principal
             elif certificate is not None:
                 return certificate
@@ -192,8 +191,8 @@ class _SignedRequests:
 
 
 def _address(peer: str) -> str:
-    """Return the address in grpcio's form of it: `ipv4:127.0.0.1:40000`, `ipv6:%5B::1%5D:40000`."""
+    """Return the address in a peer: `ipv4:127.0.0.1:40000`, `ipv6:[::1]:40000`."""
     kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return peer
-    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    return address.rpartition(":")[0].strip("[]")

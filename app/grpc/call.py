@@ -1,6 +1,6 @@
-"""Define what the bridge and the handlers of calls share: a call, its handler and its error."""
+"""Define what the transport and the handlers of calls share: a call, its handler and its error."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from app.auth.principal import Principal
@@ -49,20 +49,9 @@ Unary = Callable[[bytes, Call], Awaitable[bytes]]
 """Handler of one serialized request; returns one serialized response. Raises GrpcError."""
 Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
 """Handler of any number of serialized requests; yields any number of serialized responses. Raises GrpcError."""
-Metadata = Iterable[tuple[str, str | bytes]]
-"""As grpcio gives it."""
-Check = Callable[[str, Metadata, tuple[str, ...]], Principal | Stream]
+Check = Callable[[str, list[Header], tuple[str, ...]], Principal | Stream]
 """Decide on a call by its full method name, its metadata and the names in the client's certificate: its principal, or
 a handler that refuses it. Never raises."""
-
-
-def headers_of(metadata: Metadata, names: frozenset[str] | None = None) -> list[Header]:
-    """Return the metadata with these names, or all, as headers."""
-    return [
-        (name.encode(), value if isinstance(value, bytes) else value.encode())
-        for name, value in metadata
-        if names is None or name in names
-    ]
 
 
 def earlier_ms(timeout_ms: float | None, call: Call) -> float | None:

@@ -48,7 +48,7 @@ class InferenceCall(NamedTuple):
 
 
 class GrpcRequest(RequestContext):
-    """One inference request over gRPC. The bridge cancels the task of a cancelled call.
+    """One inference request over gRPC. The task of a cancelled call is cancelled.
 
     The response is written from the message too, which is kept.
     """

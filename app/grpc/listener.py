@@ -10,15 +10,17 @@ from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
 from app.config import ServerSettings, Settings
 from app.grpc.authorization import CallAuthorization
-from app.grpc.bridge.server import CannotListen, GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Unary
 from app.grpc.services import build_methods
+from app.grpc.transport.server import GrpcBounds, GrpcServer
+from app.http.listener.http2 import Http2Bounds
+from app.http.listener.sockets import CannotListenError
 from app.inference.pipeline import Pipeline
 
 log = structlog.get_logger(__name__)
 
 DEFAULT_PORT = 8081
-# Calls that run at once; each takes a thread.
+# Calls that run at once.
 _MAX_CALLS = 2048
 _POLL_S = 0.02
 # When all requests have completed, only idle streams are open.
@@ -71,7 +73,7 @@ def open_listener(
     """Open the configured port, or the default port if none is configured.
 
     Returns None if the settings disable gRPC, or if the default port is in use: two servers on one machine are no
-    mistake. `is_checked`: calls may need a key. `tls`: None for plain connections. Raises CannotListen if the
+    mistake. `is_checked`: calls may need a key. `tls`: None for plain connections. Raises CannotListenError if the
     configured port is in use.
     """
     if settings.grpc_port == 0:
@@ -79,7 +81,7 @@ def open_listener(
     server = _server(settings, is_checked, shares_port=False)
     try:
         port = server.bind(settings.host, settings.grpc_port or DEFAULT_PORT, tls)
-    except CannotListen as error:
+    except CannotListenError as error:
         if settings.grpc_port is not None:
             raise
         log.warning(DEFAULT_PORT_IN_USE, reason=str(error))
@@ -90,13 +92,12 @@ def open_listener(
 def open_shared_listener(
     settings: ServerSettings, port: int, is_checked: bool = False, tls: ServerTls | None = None
 ) -> GrpcListener:
-    """Open the reserved port in a worker; the kernel shares its connections among all workers. Raises CannotListen."""
+    """Open the reserved port in a worker; the kernel shares its connections among all. Raises CannotListenError."""
     server = _server(settings, is_checked, shares_port=True)
     return GrpcListener(server, settings.host, server.bind(settings.host, port, tls))
 
 
 def _server(settings: ServerSettings, is_checked: bool, shares_port: bool) -> GrpcServer:
-    connections = GrpcConnectionBounds(
-        age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s
-    )
-    return GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections, is_checked, shares_port)
+    age_s = settings.grpc_max_connection_age_s
+    bounds = GrpcBounds(connections=Http2Bounds(age_s=age_s, grace_s=age_s))
+    return GrpcServer(settings.max_body_bytes, _MAX_CALLS, bounds, is_checked, shares_port)

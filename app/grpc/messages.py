@@ -1,11 +1,12 @@
-"""Load the messages of inference.proto as classes.
+"""Load the messages of inference.proto, health.proto and reflection.proto as classes.
 
 They have a descriptor pool of their own, because a process may also hold a client's classes of the same names. This
-command writes inference.binpb:
+command writes services.binpb:
 
-    python -m grpc_tools.protoc --proto_path=app/grpc --descriptor_set_out=app/grpc/inference.binpb inference.proto
+    python -m grpc_tools.protoc --proto_path=app/grpc --descriptor_set_out=app/grpc/services.binpb \\
+        inference.proto health.proto reflection.proto
 
-A test compares the two files.
+A test compares it with the three files.
 """
 
 from importlib import resources
@@ -20,6 +21,8 @@ from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, TooLarge
 PACKAGE = "inference"
 INFERENCE_SERVICE = f"{PACKAGE}.GRPCInferenceService"
 PREDICT_SERVICE = f"{PACKAGE}.InferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+REFLECTION_SERVICE = "grpc.reflection.v1.ServerReflection"
 
 Message = Any
 """An instance of one of these classes; a type checker does not know them, because they are made at run time."""
@@ -27,7 +30,7 @@ Message = Any
 
 def _load() -> descriptor_pool.DescriptorPool:
     files = descriptor_pb2.FileDescriptorSet.FromString(
-        resources.files(__package__).joinpath("inference.binpb").read_bytes()
+        resources.files(__package__).joinpath("services.binpb").read_bytes()
     )
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -39,8 +42,8 @@ POOL = _load()
 """The descriptors, for server reflection."""
 
 
-def _message(name: str) -> Message:
-    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+def _message(name: str, package: str = PACKAGE) -> Message:
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{package}.{name}"))
 
 
 ModelConfigRequest = _message("ModelConfigRequest")
@@ -68,6 +71,10 @@ ServerMetadataRequest = _message("ServerMetadataRequest")
 ServerMetadataResponse = _message("ServerMetadataResponse")
 ServerReadyRequest = _message("ServerReadyRequest")
 ServerReadyResponse = _message("ServerReadyResponse")
+HealthCheckRequest = _message("HealthCheckRequest", "grpc.health.v1")
+HealthCheckResponse = _message("HealthCheckResponse", "grpc.health.v1")
+ServerReflectionRequest = _message("ServerReflectionRequest", "grpc.reflection.v1")
+ServerReflectionResponse = _message("ServerReflectionResponse", "grpc.reflection.v1")
 
 
 def parse_small(kind: Message, serialized: bytes) -> Message:

@@ -3,22 +3,32 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-from google.protobuf import descriptor_pb2, descriptor_pool
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from app.grpc.call import Call, GrpcError, Stream, Unary
 from app.grpc.handler import GrpcHandler
 from app.grpc.infer import InferCalls
-from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse_small
+from app.grpc.messages import (
+    HEALTH_SERVICE,
+    INFERENCE_SERVICE,
+    POOL,
+    PREDICT_SERVICE,
+    REFLECTION_SERVICE,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    Message,
+    ServerReflectionRequest,
+    ServerReflectionResponse,
+    parse_small,
+)
 from app.grpc.predict import PredictCalls
 from app.grpc.streams import OpenStreams, next_request
 from app.inference.pipeline import Pipeline
 
-_HEALTH_SERVICE = "grpc.health.v1.Health"
-# Both have the same messages. Clients try the first and fall back to the second.
-_REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-_SERVICES = (INFERENCE_SERVICE, PREDICT_SERVICE, _HEALTH_SERVICE)
+# Both have the same messages. Clients try the first and fall back to the second, which is not listed.
+_REFLECTION_SERVICES = (REFLECTION_SERVICE, "grpc.reflection.v1alpha.ServerReflection")
+_SERVICES = (INFERENCE_SERVICE, PREDICT_SERVICE, HEALTH_SERVICE)
 # Interval between two checks of a watched service.
 _WATCH_INTERVAL_S = 0.5
 # Checks until a watch ends, which takes an hour. The client watches again; grpcio's own clients do so by themselves.
@@ -28,7 +38,7 @@ _IDLE_S = 30.0
 # Open watches and reflections, each. A client needs one.
 _MAX_STREAMS = 256
 _MAX_STREAMS_ON_ONE_CONNECTION = 8
-_STATUSES = health_pb2.HealthCheckResponse
+_NOT_FOUND = 5
 
 
 def build_methods(
@@ -41,16 +51,16 @@ def build_methods(
     handler = GrpcHandler(pipeline)
     infer = InferCalls(handler)
     health = HealthCalls(_SERVICES, lambda: pipeline.lifecycle.is_ready)
-    reflection_calls = ReflectionCalls(_SERVICES)
+    reflection_calls = ReflectionCalls((*_SERVICES, REFLECTION_SERVICE))
     unary: dict[str, Unary] = {
         f"/{INFERENCE_SERVICE}/ModelInfer": infer.model_infer,
         f"/{PREDICT_SERVICE}/Predict": PredictCalls(handler, default_model).predict,
-        f"/{_HEALTH_SERVICE}/Check": health.check,
+        f"/{HEALTH_SERVICE}/Check": health.check,
         **management,
     }
     streams: dict[str, Stream] = {
         f"/{INFERENCE_SERVICE}/ModelStreamInfer": infer.model_stream_infer,
-        f"/{_HEALTH_SERVICE}/Watch": health.watch,
+        f"/{HEALTH_SERVICE}/Watch": health.watch,
     }
     for service in _REFLECTION_SERVICES:
         streams[f"/{service}/ServerReflectionInfo"] = reflection_calls.server_reflection_info
@@ -67,7 +77,7 @@ class HealthCalls:
 
     async def check(self, request: bytes, call: Call) -> bytes:
         """Return the status now. Raises GrpcError for an unknown service."""
-        service = parse_small(health_pb2.HealthCheckRequest, request).service
+        service = parse_small(HealthCheckRequest, request).service
         if service not in self._services:
             known = ", ".join(sorted(self._services - {""}))
             raise GrpcError("NOT_FOUND", f'service: expected one of {known}, got "{service[:200]}"')
@@ -79,7 +89,7 @@ class HealthCalls:
             request = await next_request(requests, _IDLE_S)
             if request is None:
                 raise GrpcError("INVALID_ARGUMENT", "expected a HealthCheckRequest, got the end of the stream")
-            service = parse_small(health_pb2.HealthCheckRequest, request).service
+            service = parse_small(HealthCheckRequest, request).service
             last_status = None
             for _ in range(_MAX_CHECKS):
                 status = self._status(service)
@@ -91,32 +101,53 @@ class HealthCalls:
 
     def _status(self, service: str) -> bytes:
         if service not in self._services:
-            status = _STATUSES.SERVICE_UNKNOWN
+            status = HealthCheckResponse.SERVICE_UNKNOWN
         else:
-            status = _STATUSES.SERVING if self._is_ready() else _STATUSES.NOT_SERVING
-        serialized: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+            status = HealthCheckResponse.SERVING if self._is_ready() else HealthCheckResponse.NOT_SERVING
+        serialized: bytes = HealthCheckResponse(status=status).SerializeToString()
         return serialized
 
 
 class ReflectionCalls:
-    """Serve `ServerReflectionInfo` with grpcio's servicer, for tools such as grpcurl."""
+    """Serve `ServerReflectionInfo`, for tools such as grpcurl."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        """`services`: of inference.proto and grpc.health.v1."""
-        pool = descriptor_pool.DescriptorPool()
-        for descriptor in (POOL.FindFileByName("inference.proto"), health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-            file = descriptor_pb2.FileDescriptorProto()
-            descriptor.CopyToProto(file)
-            pool.AddSerializedFile(file.SerializeToString())
+        """`services`: those that are listed."""
+        self._services = sorted(services)
         self._streams = OpenStreams("ServerReflectionInfo", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
-        self._servicer = reflection.aio.ReflectionServicer([*services, _REFLECTION_SERVICES[1]], pool)
 
     async def server_reflection_info(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         with self._streams.count(call):
-            async for response in self._servicer.ServerReflectionInfo(_parse_all(requests), None):
+            while (request := await next_request(requests, _IDLE_S)) is not None:
+                asked = parse_small(ServerReflectionRequest, request)
+                response = ServerReflectionResponse(valid_host=asked.host, original_request=asked)
+                try:
+                    self._answer(asked, response)
+                except KeyError:
+                    response.error_response.error_code = _NOT_FOUND
+                    response.error_response.error_message = "expected a name of this server's descriptors; list them"
                 yield response.SerializeToString()
 
+    def _answer(self, asked: Message, response: Message) -> None:
+        """Fill the response. Raises KeyError if there is no such descriptor."""
+        kind = asked.WhichOneof("message_request")
+        if kind == "list_services":
+            for name in self._services:
+                response.list_services_response.service.add(name=name)
+        elif kind == "all_extension_numbers_of_type":
+            # No message of this server has extensions.
+            found = POOL.FindMessageTypeByName(asked.all_extension_numbers_of_type)
+            response.all_extension_numbers_response.base_type_name = found.full_name
+        elif kind == "file_by_filename":
+            _add_file(response, POOL.FindFileByName(asked.file_by_filename))
+        elif kind == "file_containing_symbol":
+            _add_file(response, POOL.FindFileContainingSymbol(asked.file_containing_symbol))
+        else:
+            raise KeyError(kind)
 
-async def _parse_all(requests: AsyncIterator[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
-    while (request := await next_request(requests, _IDLE_S)) is not None:
-        yield parse_small(reflection_pb2.ServerReflectionRequest, request)
+
+def _add_file(response: Message, descriptor: FileDescriptor) -> None:
+    """Add a file to a response; it imports no others."""
+    file = FileDescriptorProto()
+    descriptor.CopyToProto(file)
+    response.file_descriptor_response.file_descriptor_proto.append(file.SerializeToString())

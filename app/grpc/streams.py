@@ -9,7 +9,7 @@ from app.grpc.call import Call, GrpcError
 
 
 class OpenStreams:
-    """The open streams of one method. Owned by the event loop. A stream costs one or two threads while it is open."""
+    """The open streams of one method. Owned by the event loop."""
 
     def __init__(self, owner: str, in_all: int, on_one_connection: int) -> None:
         """`owner`: named in the error message."""

@@ -14,7 +14,7 @@ import uvicorn
 
 from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
-from app.http.listener.sockets import CannotListenError, listen
+from app.http.listener.sockets import listen
 from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
 from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging, flush_logs
@@ -149,14 +149,10 @@ def _warn_of_ray_keys(settings: Settings) -> None:
 def _open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":
     """Open the port of gRPC; None if it is switched off. Raises CannotListenError.
 
-    grpcio is imported only for an open port: it takes memory and start-up time.
+    Its modules are imported only for an open port: they take memory and start-up time.
     """
     if settings.server.grpc_port == 0:
         return None
-    from app.grpc.bridge.server import CannotListen
     from app.grpc.listener import open_listener
 
-    try:
-        return open_listener(settings.server, is_checked=settings.auth.mode != "off", tls=tls)
-    except CannotListen as error:
-        raise CannotListenError(f"server.grpc_port: {error}; choose another port, or 0 for no gRPC") from error
+    return open_listener(settings.server, is_checked=settings.auth.mode != "off", tls=tls)

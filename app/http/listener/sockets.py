@@ -12,6 +12,9 @@ BALANCES = sys.platform == "linux"
 """Whether the kernel shares new connections among all sockets that listen on a port with SO_REUSEPORT."""
 
 
+_FLAGS = {"server.port": "--port", "server.grpc_port": "--grpc-port, or 0 for no gRPC"}
+
+
 class CannotListenError(Exception):
     """An address cannot be opened; the message has the reason."""
 
@@ -58,14 +61,14 @@ class HttpSockets:
             each.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket that has the port for itself. Raises CannotListenError."""
-    return _listen(host, port, shares_port=False)
+def listen(host: str, port: int, setting: str = "server.port") -> socket.socket:
+    """Return a listening socket that has the port for itself. `setting`: named in errors. Raises CannotListenError."""
+    return _listen(host, port, False, setting)
 
 
-def listen_shared(host: str, port: int) -> socket.socket:
+def listen_shared(host: str, port: int, setting: str = "server.port") -> socket.socket:
     """Return a listening socket that shares the port with others of this user. Raises CannotListenError."""
-    return _listen(host, port, shares_port=True)
+    return _listen(host, port, True, setting)
 
 
 def listen_for_workers(host: str, port: int, count: int) -> HttpSockets:
@@ -78,7 +81,7 @@ def listen_for_workers(host: str, port: int, count: int) -> HttpSockets:
     first.close()
     sockets: list[socket.socket] = []
     try:
-        sockets.extend(_listen(host, port, shares_port=True) for _ in range(count))
+        sockets.extend(listen_shared(host, port) for _ in range(count))
     except CannotListenError:
         for each in sockets:
             each.close()
@@ -100,7 +103,7 @@ def reserve_port(host: str, port: int) -> socket.socket:
     return _bound(family, (where[0], port, *where[2:]), shares_port=True)
 
 
-def _listen(host: str, port: int, shares_port: bool) -> socket.socket:
+def _listen(host: str, port: int, shares_port: bool, setting: str) -> socket.socket:
     try:
         family, address = _address(host, port)
     except OSError as error:
@@ -117,7 +120,7 @@ def _listen(host: str, port: int, shares_port: bool) -> socket.socket:
             raise
     except OSError as error:
         raise CannotListenError(
-            f"server.port: cannot listen on {host}:{port} ({error.strerror}); choose another port with --port"
+            f"{setting}: cannot listen on {host}:{port} ({error.strerror}); choose another port with {_FLAGS[setting]}"
         ) from error
     return listener
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from uvicorn.server import ServerState
-
 from app.auth.client_certificates import certificate_names
 from app.auth.tls import ServerTls
 from app.http.listener.clocks import CERTIFICATE_NAMES, MAX_CONNECTIONS, TLS_HANDSHAKE, Connections
@@ -34,7 +32,7 @@ def tls_protocol(
     """Return the `http` class for uvicorn.Config: connections of `make_protocol` over TLS."""
 
     def make_connection(**parts: Any) -> TlsConnection:
-        return TlsConnection(lambda: make_protocol(**parts), parts["server_state"], tls, limits)
+        return TlsConnection(lambda: make_protocol(**parts), parts["server_state"].connections, tls.context, limits)
 
     return make_connection
 
@@ -46,16 +44,22 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     """
 
     def __init__(
-        self, make_protocol: Callable[[], asyncio.Protocol], server: ServerState, tls: ServerTls, limits: Connections
+        self,
+        make_protocol: Callable[[], asyncio.Protocol],
+        connections: set[Any],
+        context: ssl.SSLContext,
+        limits: Connections,
     ) -> None:
+        """`connections`: holds it during the handshake. `context`: the files may change at any time; this connection
+        keeps what it started with.
+        """
         super().__init__()
         self._make_protocol = make_protocol
-        self._connections: set[Any] = server.connections
+        self._connections = connections
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        # The files may change at any time; this connection keeps what it started with.
-        self._context = tls.context
+        self._context = context
         self._app: asyncio.Protocol | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Bytes that wait for the socket, not encrypted yet.

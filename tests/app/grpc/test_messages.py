@@ -1,4 +1,4 @@
-"""Compare inference.proto with inference.binpb and with the messages of Triton's client."""
+"""Compare the files of messages with services.binpb and with the messages of Triton's client."""
 
 import importlib
 from importlib import resources
@@ -12,16 +12,17 @@ from grpc_tools import protoc
 from app.grpc import messages
 from app.grpc.call import GrpcError
 
+FILES = ("inference.proto", "health.proto", "reflection.proto")
 FOLDER = Path(str(resources.files("app.grpc")))
 
 
 def test_descriptors_equal_compiled_proto_file(tmp_path: Path) -> None:
     compiled = tmp_path / "compiled.binpb"
-    arguments = ["protoc", f"--proto_path={FOLDER}", f"--descriptor_set_out={compiled}", "inference.proto"]
+    arguments = ["protoc", f"--proto_path={FOLDER}", f"--descriptor_set_out={compiled}", *FILES]
     assert protoc.main(arguments) == 0
     of_proto = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
-    of_binpb = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "inference.binpb").read_bytes())
-    assert of_binpb == of_proto, "write inference.binpb again with the command in app/grpc/messages.py"
+    of_binpb = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "services.binpb").read_bytes())
+    assert of_binpb == of_proto, "write services.binpb again with the command in app/grpc/messages.py"
 
 
 def test_every_field_equals_field_of_triton_client() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from app.grpc.bridge.server import CannotListen, GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, GrpcError
+from app.grpc.transport.server import GrpcBounds, GrpcServer
+from app.http.listener.http2 import Http2Bounds
+from app.http.listener.sockets import CannotListenError
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
 MANY = 1_000
@@ -23,7 +25,8 @@ class ThreadedServer:
 
     def __init__(self, max_message_bytes: int = 1_000_000, max_calls: int = 2 * MANY) -> None:
         self.loop = asyncio.new_event_loop()
-        self.server = GrpcServer(max_message_bytes, max_calls, GrpcConnectionBounds(max_calls=2 * MANY))
+        bounds = GrpcBounds(connections=Http2Bounds(max_streams=2 * MANY))
+        self.server = GrpcServer(max_message_bytes, max_calls, bounds)
         self.port = self.server.bind("127.0.0.1", 0)
         self.begun = threading.Event()
         self.gate = asyncio.Event()
@@ -256,12 +259,12 @@ def test_stop_cancels_handlers_after_grace(served: Served) -> None:
 
 
 def test_bind_to_used_port_raises_cannot_listen(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CannotListen, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)$"):
-        GrpcServer(1000, 10, GrpcConnectionBounds()).bind("127.0.0.1", served[0].port)
+    with pytest.raises(CannotListenError, match=r"cannot listen on 127.0.0.1:\d+ \(Address already in use\)"):
+        GrpcServer(1000, 10, GrpcBounds()).bind("127.0.0.1", served[0].port)
     # grpcio would print a line in C++.
     assert capfd.readouterr().err == ""
 
 
 def test_bind_to_unknown_host_raises_cannot_listen() -> None:
-    with pytest.raises(CannotListen, match=r"cannot listen on host.invalid:1 \("):
-        GrpcServer(1000, 10, GrpcConnectionBounds()).bind("host.invalid", 1)
+    with pytest.raises(CannotListenError, match=r"got .host.invalid"):
+        GrpcServer(1000, 10, GrpcBounds()).bind("host.invalid", 1)

@@ -1,16 +1,14 @@
 """Serve the handlers of a test over real sockets, and connect clients to them."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 
-from app.grpc.bridge.server import GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
-from tests.support.loops import soon
+from app.grpc.transport.server import GrpcBounds, GrpcServer
 
 UNARY = "/test.Service/Unary"
 STREAM = "/test.Service/Stream"
@@ -22,18 +20,16 @@ async def serving(
     stream: Stream | None = None,
     max_message_bytes: int = 2**20,
     max_calls: int = 64,
-    connections: GrpcConnectionBounds | None = None,
+    bounds: GrpcBounds | None = None,
 ) -> AsyncIterator[tuple[GrpcServer, str]]:
-    """Yield the server and its address. At the end all its threads must have ended."""
-    before = count_call_threads()
-    server = GrpcServer(max_message_bytes, max_calls, connections or GrpcConnectionBounds())
+    """Yield the server and its address."""
+    server = GrpcServer(max_message_bytes, max_calls, bounds or GrpcBounds())
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     await server.start({UNARY: unary or echo}, {STREAM: stream or echo_all})
     try:
         yield server, address
     finally:
         await server.stop(0.0)
-        await soon(lambda: count_call_threads() <= before)
 
 
 @asynccontextmanager
@@ -52,10 +48,6 @@ async def stream_client(address: str) -> AsyncIterator[grpc.aio.StreamStreamMult
 def connect(address: str, options: Mapping[str, int] | None = None) -> grpc.aio.Channel:
     """Open a connection of its own; by default grpcio shares one between channels."""
     return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1), *(options or {}).items()])
-
-
-def count_call_threads() -> int:
-    return sum(thread.name == "grpc-call" for thread in threading.enumerate())
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:

@@ -3,18 +3,15 @@
 import asyncio
 import gc
 import struct
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.bridge.arrivals import Arrivals
-from app.grpc.bridge.server import GrpcConnectionBounds
 from app.grpc.call import Call, GrpcError
-from tests.app.grpc.bridge.serving import UNARY, Gate, connect, serving, status_of, unary_client
+from app.grpc.transport.server import GrpcBounds
+from app.http.listener.http2 import Http2Bounds
+from tests.app.grpc.transport.serving import UNARY, Gate, connect, serving, status_of, unary_client
 from tests.support.loops import in_loop, soon
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -57,7 +54,7 @@ async def answered(call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes], message
 @in_loop
 async def test_calls_on_one_connection_bounded() -> None:
     gate = Gate()
-    async with serving(gate, connections=GrpcConnectionBounds(max_calls=2)) as (_, address):
+    async with serving(gate, bounds=GrpcBounds(connections=Http2Bounds(max_streams=2))) as (_, address):
         assert (await settings_of(address))[_MAX_CONCURRENT_STREAMS] == 2
         async with unary_client(address) as call, unary_client(address) as other:
             calls = [asyncio.create_task(answered(call, b"%d" % i)) for i in range(5)]
@@ -70,10 +67,10 @@ async def test_calls_on_one_connection_bounded() -> None:
             assert await answer == b"other"
 
 
-@pytest.mark.parametrize("bounds", [GrpcConnectionBounds(idle_s=0.05), GrpcConnectionBounds(age_s=0.05)])
+@pytest.mark.parametrize("bounds", [Http2Bounds(idle_s=0.05), Http2Bounds(age_s=0.05)])
 @in_loop
-async def test_connection_closed_when_idle_or_old(bounds: GrpcConnectionBounds) -> None:
-    async with serving(connections=bounds) as (_, address), connect(address) as channel:
+async def test_connection_closed_when_idle_or_old(bounds: Http2Bounds) -> None:
+    async with serving(bounds=GrpcBounds(connections=bounds)) as (_, address), connect(address) as channel:
         await channel.channel_ready()
         # The client connects again for its next call only.
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
@@ -83,7 +80,10 @@ async def test_connection_closed_when_idle_or_old(bounds: GrpcConnectionBounds) 
 @in_loop
 async def test_old_connection_completes_its_calls() -> None:
     gate = Gate()
-    async with serving(gate, connections=GrpcConnectionBounds(age_s=0.05)) as (_, address), connect(address) as channel:
+    async with (
+        serving(gate, bounds=GrpcBounds(connections=Http2Bounds(age_s=0.05))) as (_, address),
+        connect(address) as channel,
+    ):
         answer = method(channel)(b"1")
         await soon(lambda: gate.running == 1)
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
@@ -94,8 +94,8 @@ async def test_old_connection_completes_its_calls() -> None:
 @in_loop
 async def test_calls_cancelled_after_grace() -> None:
     gate = Gate()
-    bounds = GrpcConnectionBounds(age_s=0.05, grace_s=0.05)
-    async with serving(gate, connections=bounds) as (_, address), connect(address) as channel:
+    bounds = GrpcBounds(connections=Http2Bounds(age_s=0.05, grace_s=0.05))
+    async with serving(gate, bounds=bounds) as (_, address), connect(address) as channel:
         answer = method(channel)(b"1")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await answer
@@ -105,8 +105,8 @@ async def test_calls_cancelled_after_grace() -> None:
 
 @in_loop
 async def test_connections_bounded() -> None:
-    bounds = GrpcConnectionBounds(max_connections=1)
-    async with serving(connections=bounds) as (_, address), unary_client(address) as call:
+    bounds = GrpcBounds(max_connections=1)
+    async with serving(bounds=bounds) as (_, address), unary_client(address) as call:
         assert await call(b"1") == b"1"
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -130,7 +130,7 @@ def head_of_call(path: str) -> bytes:
 async def test_call_without_whole_request_cancelled(request_frame: bytes) -> None:
     """The request does not arrive, or ends after two of its five bytes."""
     gate = Gate()
-    async with serving(gate, connections=GrpcConnectionBounds(request_s=0.05)) as (_, address):
+    async with serving(gate, bounds=GrpcBounds(request_s=0.05)) as (_, address):
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(_PREFACE + _EMPTY_SETTINGS + head_of_call(UNARY) + request_frame)
@@ -154,30 +154,6 @@ async def test_call_without_request_is_unimplemented() -> None:
         assert (await status_of(method(iter(()))))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_only_late_calls_are_cancelled() -> None:
-    now_s = 0.0
-    arrivals = Arrivals(10.0, lambda: now_s)
-    cancelled: list[str] = []
-
-    class Context:
-        def __init__(self, name: str) -> None:
-            self.cancel = partial(cancelled.append, name)
-
-    def requests(name: str) -> Iterator[bytes]:
-        nonlocal now_s
-        now_s += 6.0
-        arrivals.cancel_late()
-        assert cancelled == ([] if name == "first" else ["first"])
-        if name == "first":
-            second: Any = Context("second")
-            assert arrivals.receive(requests("second"), second) == b"1"
-        yield b"1"
-
-    first: Any = Context("first")
-    assert arrivals.receive(requests("first"), first) == b"1"
-    assert arrivals.num_waiting == 0
-
-
 @in_loop
 async def test_failed_calls_free_their_places() -> None:
     """Also without the garbage collector, which a server that only refuses calls would not run."""
@@ -186,7 +162,7 @@ async def test_failed_calls_free_their_places() -> None:
         raise GrpcError("NOT_FOUND", "absent")
 
     async with (
-        serving(fail, connections=GrpcConnectionBounds(max_calls=4)) as (_, address),
+        serving(fail, bounds=GrpcBounds(connections=Http2Bounds(max_streams=4))) as (_, address),
         unary_client(address) as call,
     ):
         gc.collect()

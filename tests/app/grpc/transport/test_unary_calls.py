@@ -7,9 +7,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.bridge.calls import ReceivedCall
 from app.grpc.call import Call
-from tests.app.grpc.bridge.serving import STREAM, UNARY, Gate, connect, echo, serving, status_of, unary_client
+from app.grpc.transport.calls import ReceivedCall
+from tests.app.grpc.transport.serving import STREAM, UNARY, Gate, connect, echo, serving, status_of, unary_client
 from tests.support.loops import in_loop, soon, task
 
 

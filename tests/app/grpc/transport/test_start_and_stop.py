@@ -7,15 +7,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.bridge.server import GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, GrpcError
-from tests.app.grpc.bridge.serving import UNARY, echo, serving, status_of, stream_client, unary_client
+from app.grpc.transport.server import GrpcBounds, GrpcServer
+from tests.app.grpc.transport.serving import UNARY, echo, serving, status_of, stream_client, unary_client
 from tests.support.loops import in_loop, task
 
 
 @in_loop
 async def test_call_before_start_is_answered_after_start() -> None:
-    server = GrpcServer(1000, 1, GrpcConnectionBounds())
+    server = GrpcServer(1000, 1, GrpcBounds())
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     async with unary_client(address) as ask:
         answer = task(_answer(ask(b"early")))
@@ -43,7 +43,7 @@ async def test_stop_lets_running_stream_continue() -> None:
 
 @in_loop
 async def test_stop_sends_response_of_cancelled_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.grpc.bridge.server._CANCEL_GRACE_S", 30.0)
+    monkeypatch.setattr("app.grpc.transport.server._CANCEL_GRACE_S", 30.0)
     is_begun = asyncio.Event()
 
     async def polite(request: bytes, call: Call) -> bytes:
@@ -74,7 +74,7 @@ async def test_stop_sends_response_of_cancelled_handler(monkeypatch: pytest.Monk
 
 @in_loop
 async def test_stop_abandons_handler_that_ignores_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.grpc.bridge.server._CANCEL_GRACE_S", 0.2)
+    monkeypatch.setattr("app.grpc.transport.server._CANCEL_GRACE_S", 0.2)
     is_begun, is_released = asyncio.Event(), asyncio.Event()
 
     async def stubborn(request: bytes, call: Call) -> bytes:

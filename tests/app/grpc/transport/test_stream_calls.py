@@ -7,9 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Call, GrpcError
-from tests.app.grpc.bridge.serving import serving, stream_client
+from tests.app.grpc.transport.serving import serving, stream_client
 from tests.support.loops import in_loop
 
 
@@ -115,12 +114,4 @@ async def test_oversized_request_ends_stream() -> None:
         await call.write(bytes(10_001))
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
-        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-@in_loop
-async def test_stream_without_reader_thread_is_resource_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CallThreads, "try_run", lambda *_: False)
-    async with serving() as (_, address), stream_client(address) as open_stream:
-        call = open_stream(iter([b"a"]))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

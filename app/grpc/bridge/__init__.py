@@ -1,1 +1,0 @@
-"""Connect grpcio's threaded server to the event loop on which all handlers run."""

@@ -1,0 +1,364 @@
+"""Calls on streams of HTTP/2: requests arrive, the call's handler runs in a task, its responses leave."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import structlog
+
+from app.auth.principal import Principal
+from app.grpc.call import GrpcError, Header, Stream, Unary
+from app.grpc.transport.framing import (
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    MessageReader,
+    ReceivedMessage,
+    decompress,
+    framed,
+    metadata_of,
+    status_fields,
+)
+from app.http.listener.http2 import Http2Connection
+from app.observability.traces.traces import KeyCheck
+from app.protocols.shared.errors import grpc_code
+from frameworks.core.errors import RoundhouseError
+from frameworks.core.tenants import Tenant
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimit
+
+log = structlog.get_logger(__name__)
+
+# Responses of a stream that the client has not taken; above it the handler waits. A single response may be larger.
+_MAX_UNSENT_BYTES = 65_536
+# A message of this size, compressed, is decompressed on the event loop: in about a millisecond at the most.
+_SHORT_COMPRESSED_BYTES = 1024
+_CANCELLED = GrpcError("CANCELLED", "the call was cancelled")
+
+
+class ReceivedCall:
+    """Implement Call of app/grpc/call.py."""
+
+    __slots__ = ("_headers", "_metadata", "checked", "deadline_s", "peer", "principal")
+
+    def __init__(
+        self,
+        headers: tuple[Header, ...],
+        peer: str,
+        deadline_s: float | None,
+        principal: Principal,
+        checked: KeyCheck | None = None,
+    ) -> None:
+        """`headers`: of the stream. `deadline_s`: on the monotonic clock; None: the call has no deadline."""
+        self._headers = headers
+        self._metadata: list[Header] | None = None
+        self.peer = peer
+        self.deadline_s = deadline_s
+        self.principal = principal
+        self.checked = checked
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
+    @property
+    def headers(self) -> list[Header]:
+        if self._metadata is None:
+            self._metadata = metadata_of(self._headers)
+        return self._metadata
+
+
+class OpenCalls:
+    """What the calls of a server share. Owned by the event loop."""
+
+    def __init__(self, max_message_bytes: int, request_s: float) -> None:
+        """`max_message_bytes`: of one request, compressed or not. `request_s`: until a unary call has its request."""
+        self.max_message_bytes = max_message_bytes
+        self.request_s = request_s
+        self.num_open = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        unlimited = ByteLimit(None)
+        self.byte_limit_of: Callable[[Tenant], ByteLimit] = lambda _: unlimited
+        """Returns the limit that counts a tenant's requests that are not whole, and responses that are not sent."""
+
+
+class CallStream(ABC):
+    """Implement Http2Stream for one call. It is open until its stream is closed and its handler has ended."""
+
+    __slots__ = (
+        "_begun_s",
+        "_call",
+        "_calls",
+        "_connection",
+        "_encoding",
+        "_has_headers",
+        "_hold",
+        "_is_answered",
+        "_is_closed",
+        "_path",
+        "_reader",
+        "_stream_id",
+        "_task",
+    )
+
+    def __init__(
+        self,
+        calls: OpenCalls,
+        connection: Http2Connection,
+        stream_id: int,
+        path: str,
+        call: ReceivedCall,
+        encoding: bytes,
+    ) -> None:
+        """`path`: `/package.Service/Method`. `encoding`: grpc-encoding."""
+        self._calls = calls
+        self._connection = connection
+        self._stream_id = stream_id
+        self._path = path
+        self._call = call
+        self._encoding = encoding
+        self._reader = MessageReader(calls.max_message_bytes)
+        self._begun_s = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        # Of the tenant's bytes; None while nothing was large enough to be counted.
+        self._hold: ByteHold | None = None
+        self._has_headers = self._is_answered = self._is_closed = False
+        calls.num_open += 1
+
+    @abstractmethod
+    def receive(self, data: bytes, is_end: bool) -> None: ...
+
+    def closed(self) -> None:
+        self._is_closed = self._is_answered = True
+        if self._hold is not None:
+            self._hold.release()
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._calls.num_open -= 1
+
+    @abstractmethod
+    def has_space(self) -> None: ...
+
+    def check(self, now_s: float) -> None:
+        deadline_s = self._call.deadline_s
+        if deadline_s is not None and now_s > deadline_s:
+            self._fail(GrpcError("DEADLINE_EXCEEDED", "the deadline of the call has passed"))
+
+    def _start(self, handling: Any) -> None:
+        task = asyncio.get_running_loop().create_task(handling)
+        self._task = task
+        self._calls.tasks.add(task)
+
+    def _end(self) -> None:
+        """Note the end of the handler's task, which calls this."""
+        assert self._task is not None
+        self._calls.tasks.discard(self._task)
+        self._task = None
+        if self._is_closed:
+            self._calls.num_open -= 1
+
+    def _read(self, data: bytes) -> list[ReceivedMessage] | None:
+        """Return the messages that end with `data`; None if the call was ended with an error."""
+        try:
+            messages = self._reader.read(data)
+            if self._reader.unfinished_bytes > UNCOUNTED_BYTES:
+                self._held().resize(self._reader.unfinished_bytes)
+        except (GrpcError, RoundhouseError) as error:
+            self._fail(_as_grpc_error(error, self._path))
+            return None
+        return messages
+
+    def _held(self) -> ByteHold:
+        if self._hold is None:
+            self._hold = self._calls.byte_limit_of(self._call.principal.tenant).hold()
+        return self._hold
+
+    async def _content(self, message: ReceivedMessage) -> bytes:
+        """Return the content of a message, without its compression. Raises GrpcError."""
+        if not message.is_compressed:
+            return message.content
+        arguments = message.content, self._encoding, self._calls.max_message_bytes
+        if len(message.content) <= _SHORT_COMPRESSED_BYTES:
+            return decompress(*arguments)
+        return await asyncio.to_thread(decompress, *arguments)
+
+    def _send(self, response: bytes) -> None:
+        """Send one response; the first one with the headers."""
+        connection, stream_id = self._connection, self._stream_id
+        if self._is_answered:
+            return
+        if not self._has_headers:
+            self._has_headers = True
+            connection.send_headers(stream_id, RESPONSE_HEADERS)
+        connection.send_data(stream_id, framed(response))
+        if len(response) > UNCOUNTED_BYTES:
+            self._held().add(len(response))
+
+    def _succeed(self) -> None:
+        if not self._is_answered:
+            self._is_answered = True
+            if not self._has_headers:
+                self._connection.send_headers(self._stream_id, RESPONSE_HEADERS)
+            self._connection.end(self._stream_id, OK_TRAILERS)
+
+    def _fail(self, error: GrpcError) -> None:
+        """End the call with an error. Its handler is cancelled, if it still runs."""
+        if not self._is_answered:
+            self._is_answered = True
+            if self._has_headers:
+                self._connection.end(self._stream_id, status_fields(error))
+            else:
+                fields = [*RESPONSE_HEADERS, *status_fields(error)]
+                self._connection.send_headers(self._stream_id, fields, is_end=True)
+            if self._task is not None and self._task is not asyncio.current_task():
+                self._task.cancel()
+
+
+class UnaryCall(CallStream):
+    """A call with one request and one response."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, handler: Unary, *parts: Any) -> None:
+        """`parts`: of CallStream."""
+        super().__init__(*parts)
+        self._handler = handler
+
+    def receive(self, data: bytes, is_end: bool) -> None:
+        self._connection.consumed(self._stream_id, len(data))
+        if self._task is not None or self._is_answered:
+            return
+        messages = self._read(data)
+        if messages:
+            self._start(self._answer(messages[0]))
+        elif is_end and messages is not None:
+            if self._reader.unfinished_bytes:
+                self._fail(_unfinished())
+            else:
+                self._fail(GrpcError("UNIMPLEMENTED", "expected one request, got none"))
+
+    def has_space(self) -> None:
+        """A call with one response does not wait for space."""
+
+    def check(self, now_s: float) -> None:
+        super().check(now_s)
+        if self._task is None and not self._is_answered and now_s - self._begun_s > self._calls.request_s:
+            self._connection.reset(self._stream_id)
+
+    async def _answer(self, message: ReceivedMessage) -> None:
+        try:
+            request = await self._content(message) if message.is_compressed else message.content
+            if self._hold is not None:
+                # The handler counts the request itself, from here on without a pause.
+                self._hold.resize(0)
+            self._send(await self._handler(request, self._call))
+            self._succeed()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, the log has it
+            self._fail(_as_grpc_error(error, self._path))
+        finally:
+            self._end()
+
+
+class StreamCall(CallStream):
+    """A call in which either side may send any number of messages."""
+
+    __slots__ = ("_arrived", "_handler", "_is_ended", "_space", "_unread", "_unread_bytes")
+
+    def __init__(self, handler: Stream, *parts: Any) -> None:
+        """`parts`: of CallStream."""
+        super().__init__(*parts)
+        self._handler = handler
+        self._unread: deque[ReceivedMessage] = deque()
+        # Bytes that the client may not replace by others yet: it waits for the handler.
+        self._unread_bytes = 0
+        self._arrived = asyncio.Event()
+        self._space = asyncio.Event()
+        self._is_ended = False
+        self._start(self._answer())
+
+    def receive(self, data: bytes, is_end: bool) -> None:
+        is_waiting = not self._unread
+        messages = self._read(data)
+        if messages is None:
+            return
+        if is_waiting:
+            # The handler takes the next message at once, or the message is not whole yet.
+            self._connection.consumed(self._stream_id, len(data))
+        else:
+            self._unread_bytes += len(data)
+        self._unread += messages
+        if is_end and self._reader.unfinished_bytes:
+            self._fail(_unfinished())
+        self._is_ended = is_end
+        if messages or is_end:
+            self._arrived.set()
+
+    def has_space(self) -> None:
+        self._space.set()
+
+    def __aiter__(self) -> "StreamCall":
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next request. A handler that stops waiting, after a timeout for example, may ask again. Raises
+        GrpcError for a request that cannot be decompressed.
+        """
+        while not self._unread:
+            if self._is_ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        content = await self._content(self._unread[0])
+        self._unread.popleft()
+        if not self._unread:
+            self._connection.consumed(self._stream_id, self._unread_bytes)
+            self._unread_bytes = 0
+        return content
+
+    async def _answer(self) -> None:
+        responses: AsyncIterator[bytes] | None = None
+        try:
+            responses = self._handler(self, self._call)
+            async for response in responses:
+                self._send(response)
+                await self._wait_for_space()
+            self._succeed()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, the log has it
+            self._fail(_as_grpc_error(error, self._path))
+        finally:
+            try:
+                await _close(responses)
+            finally:
+                self._end()
+
+    async def _wait_for_space(self) -> None:
+        """Return at once, or when the client has taken the responses."""
+        if self._connection.unsent_bytes(self._stream_id) > _MAX_UNSENT_BYTES:
+            self._space.clear()
+            self._connection.call_when_sent(self._stream_id)
+            await self._space.wait()
+        if self._hold is not None:
+            self._hold.resize(min(self._hold.held_bytes, self._connection.unsent_bytes(self._stream_id)))
+
+
+def _as_grpc_error(error: BaseException, path: str) -> GrpcError:
+    if isinstance(error, GrpcError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return _CANCELLED
+    if isinstance(error, RoundhouseError):
+        return GrpcError(grpc_code(error), str(error))
+    log.error("gRPC handler failed", path=path, exc_info=error)
+    return GrpcError("INTERNAL", "internal error; see the server's log")
+
+
+def _unfinished() -> GrpcError:
+    return GrpcError("INVALID_ARGUMENT", "message: expected its whole content, got the end of the stream within it")
+
+
+async def _close(responses: Any) -> None:
+    close = getattr(responses, "aclose", None)
+    if close is not None:
+        await close()
