@@ -78,7 +78,7 @@ def read_material(files: TlsFiles) -> TlsMaterial:
     if _contents(files) != contents:
         # The context reads the paths itself: it must hold what was checked.
         raise TlsFileError("tls_certificate", "expected files that do not change while they are read, got new ones")
-    return TlsMaterial(certificate, key, client_ca, *contexts, expires_s)
+    return TlsMaterial(certificate, key, client_ca, contexts[0], contexts[1], expires_s)
 
 
 def _contents(files: TlsFiles) -> list[bytes]:

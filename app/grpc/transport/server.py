@@ -128,8 +128,10 @@ class GrpcServer:
                 await asyncio.wait(self._calls.tasks, timeout=_CANCEL_GRACE_S)
             await self._ended(_CANCEL_GRACE_S)
         self._next_check.cancel()
-        for opened in (*self._connections, *self._handshakes):
-            opened.abort()
+        for connection in list(self._connections):
+            connection.abort()
+        for handshake in list(self._handshakes):
+            handshake.abort()
         if self._calls.tasks:
             log.warning("gRPC handlers ignore their cancellation", calls=len(self._calls.tasks))
 

@@ -166,19 +166,18 @@ class Http2Connection(asyncio.Protocol):
 
     def _take_events(self) -> None:
         for event in self._engine.events():
-            kind = type(event)
-            if kind is ngh2.DataReceived:
+            if isinstance(event, ngh2.DataReceived):
                 self._receive(event.stream_id, event.data, event.end_stream)
-            elif kind is ngh2.RequestReceived:
+            elif isinstance(event, ngh2.RequestReceived):
                 self._control_frames = 0
                 stream_id = event.stream_id
                 # It may be answered at once.
                 self._streams[stream_id] = REFUSED
                 self._streams[stream_id] = self._open_stream(self, stream_id, event.headers, event.end_stream)
-            elif kind is ngh2.TrailersReceived:
-                self._receive(event.stream_id, b"", True)
-            elif kind is ngh2.StreamClosed:
+            elif isinstance(event, ngh2.StreamClosed):
                 self._forget(event.stream_id)
+            elif isinstance(event, ngh2.TrailersReceived):
+                self._receive(event.stream_id, b"", True)
             else:
                 self._take_control(event)
 

@@ -18,9 +18,9 @@ from app.auth.principal import Scope
 from app.config.loading import load_settings
 from app.grpc import messages
 from app.grpc.authorization import CallAuthorization
-from app.grpc.bridge.server import GrpcConnectionBounds, GrpcServer
 from app.grpc.management import REQUESTS, Answer, ManagementCalls, management_methods
 from app.grpc.messages import INFERENCE_SERVICE, Message
+from app.grpc.transport.server import GrpcBounds, GrpcServer
 from app.inference.bounds import Bounds
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
@@ -153,7 +153,7 @@ def _nothing() -> Any:
 @asynccontextmanager
 async def _serving(answer: Answer, observer: Observer, authenticator: Authenticator) -> AsyncIterator[Client]:
     """Serve the methods over a socket."""
-    server = GrpcServer(2**20, 64, GrpcConnectionBounds(), is_checked=True)
+    server = GrpcServer(2**20, 64, GrpcBounds(), is_checked=True)
     port = server.bind("127.0.0.1", 0)
     methods = management_methods(answer, observer)
     gate = CallAuthorization(authenticator, observer)

@@ -16,8 +16,8 @@ from app.auth.principal import Scope
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.extension import http_access
 from app.grpc.authorization import CallAuthorization
-from app.grpc.bridge.server import GrpcConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
+from app.grpc.transport.server import GrpcBounds, GrpcServer
 from app.http.gate import HttpGate
 from app.server.build import Host, build, build_routes
 from app.workers.shared.keys import SharedNonces, WorkerNonces
@@ -97,7 +97,7 @@ class Worker:
         streams: dict[str, Stream] = dict.fromkeys(STREAMS, self._answer_stream)
         gate = CallAuthorization(self._authenticator, self.observer)
         gate.with_scopes(unary, streams)
-        server = GrpcServer(2**20, 16, GrpcConnectionBounds(), is_checked=True)
+        server = GrpcServer(2**20, 16, GrpcBounds(), is_checked=True)
         address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
         await server.start(unary, streams, check=gate.check)
         options = [("grpc.use_local_subchannel_pool", 1)]
