@@ -53,8 +53,9 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """Contents of the files, in PEM, and the contexts for new connections over HTTP/1.1 and HTTP/2. `expires_s`: Unix
-    time.
+    """Contents of the files, in PEM, and the contexts for new connections: of HTTP, and of HTTP/2 only.
+
+    `expires_s`: Unix time.
     """
 
     certificate: bytes
@@ -70,7 +71,7 @@ def read_material(files: TlsFiles) -> TlsMaterial:
     contents = _contents(files)
     certificate, key = contents[:2]
     client_ca = contents[2] if files.client_ca is not None else None
-    contexts = [_server_context(files, certificate, key, protocol) for protocol in ("http/1.1", "h2")]
+    contexts = [_server_context(files, certificate, key, protocols) for protocols in (["h2", "http/1.1"], ["h2"])]
     if client_ca is not None:
         for context in contexts:
             _require_client_certificates(context, client_ca)
@@ -96,7 +97,7 @@ def _contents(files: TlsFiles) -> list[bytes]:
     return contents
 
 
-def _server_context(files: TlsFiles, certificate: bytes, key: bytes, protocol: str) -> ssl.SSLContext:
+def _server_context(files: TlsFiles, certificate: bytes, key: bytes, protocols: list[str]) -> ssl.SSLContext:
     if _CERTIFICATE not in certificate:
         raise TlsFileError(
             "tls_certificate",
@@ -109,7 +110,7 @@ def _server_context(files: TlsFiles, certificate: bytes, key: bytes, protocol: s
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols([protocol])
+    context.set_alpn_protocols(protocols)
     try:
         context.load_cert_chain(files.certificate, files.key, _refuse_password)
     except _KeyIsEncrypted:

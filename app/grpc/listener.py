@@ -13,7 +13,7 @@ from app.grpc.authorization import CallAuthorization
 from app.grpc.call import Unary
 from app.grpc.services import build_methods
 from app.grpc.transport.server import GrpcBounds, GrpcServer
-from app.http.listener.http2 import Http2Bounds
+from app.http.listener.http2.clocks import Http2Bounds
 from app.http.listener.sockets import CannotListenError
 from app.inference.pipeline import Pipeline
 

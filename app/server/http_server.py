@@ -15,6 +15,10 @@ from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings
 from app.config.tls_files import TlsFileError
 from app.http.listener.acceptor import Acceptor
 from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.listener.http2.clocks import Http2Bounds
+from app.http.listener.http2.connection import Http2Connection
+from app.http.listener.http2.exchange import AsgiStreams
+from app.http.listener.http2.first_bytes import H2, FirstBytes
 from app.http.listener.protocol import BoundedHttpProtocol
 from app.http.listener.sockets import BACKLOG
 from app.http.listener.tls import tls_protocol
@@ -65,12 +69,12 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def uvicorn_config(app: ASGIApp, connections: Connections, drain_timeout_s: float) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, connections: Connections, settings: ServerSettings) -> uvicorn.Config:
     """Return the configuration of a server for an application."""
     return uvicorn.Config(
         app,
         loop="uvloop" if os.name != "nt" else "asyncio",
-        http=_http_class(connections),
+        http=_http_class(connections, http2_bounds(settings)),
         interface="asgi3",
         ws="none",
         lifespan="on",
@@ -79,7 +83,7 @@ def uvicorn_config(app: ASGIApp, connections: Connections, drain_timeout_s: floa
         log_config=None,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=whole_seconds(drain_timeout_s),
+        timeout_graceful_shutdown=whole_seconds(settings.drain_timeout_s),
         backlog=BACKLOG,
     )
 
@@ -104,6 +108,12 @@ def open_connections(
     return Connections(bounds, byte_limit(row, settings.max_buffered_bytes), tls, row, most)
 
 
+def http2_bounds(settings: ServerSettings) -> Http2Bounds:
+    """Return the bounds of connections over HTTP/2."""
+    age_s = settings.grpc_max_connection_age_s
+    return Http2Bounds(preface_s=settings.header_timeout_s, age_s=age_s, grace_s=age_s)
+
+
 def prefix_rules(server: ServerSettings) -> PrefixRules:
     """Return the prefixes of paths that are served."""
     return PrefixRules(server.root_path, server.trusted_proxies)
@@ -122,10 +132,24 @@ def server_tls(loaded: LoadedSettings) -> ServerTls | None:
         raise ConfigError([ConfigIssue("config", None, f"server.{error.key}", error.message, "invalid")]) from error
 
 
-def _http_class(connections: Connections) -> Any:
-    """Return the class of connections for uvicorn.Config."""
-    http = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
-    return http if connections.tls is None else tls_protocol(http, connections.tls, connections)
+def _http_class(connections: Connections, http2: Http2Bounds) -> Any:
+    """Return the class of connections for uvicorn.Config: HTTP/1.1 and HTTP/2 on one port."""
+    http_class = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
+
+    def make_http2(http: Any) -> Http2Connection:
+        state = http.server_state
+        streams = AsgiStreams(http.app, http.root_path, state, http.app_state, connections)
+        return Http2Connection(streams.open, http2, connections, state.connections)
+
+    def make_plain(**parts: Any) -> FirstBytes:
+        http = http_class(**parts)
+        return FirstBytes(http, partial(make_http2, http))
+
+    def make_chosen(protocol: str | None, **parts: Any) -> asyncio.Protocol:
+        http: asyncio.Protocol = http_class(**parts)
+        return make_http2(http) if protocol == H2 else http
+
+    return make_plain if connections.tls is None else tls_protocol(make_chosen, connections.tls, connections)
 
 
 log = structlog.get_logger(__name__)

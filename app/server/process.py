@@ -110,7 +110,7 @@ def _serve(loaded: LoadedSettings, options: StartOptions) -> int:
     connections = open_connections(settings.server, tls)
     server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys, tracer=tracer)
     host, port = listener.getsockname()[:2]
-    config = uvicorn_config(server.app, connections, settings.server.drain_timeout_s)
+    config = uvicorn_config(server.app, connections, settings.server)
     hangup = HangupReload(loaded, Reload(settings.logging.level, keys, tls))
     report = StartReport(loaded, options, keys, tls)
     uvicorn_server = _DrainingServer(config, server.lifecycle, hangup, report)

@@ -220,7 +220,7 @@ class _Worker:
         rules, site = origin_rules(settings.server), self._inherited.site
         prefixes = prefix_rules(settings.server)
         app = build_app(self._pipeline, table, admin, rules, self._authenticator, site, prefixes)
-        return uvicorn_config(app, self._connections, settings.server.drain_timeout_s)
+        return uvicorn_config(app, self._connections, settings.server)
 
     def supervisor_lost(self, _: object) -> None:
         """End the process at once, unless it ends by itself: the supervisor has its limits and its models."""

@@ -21,7 +21,7 @@ from app.grpc.transport.framing import (
     metadata_of,
     status_fields,
 )
-from app.http.listener.http2 import Http2Connection
+from app.http.listener.http2.connection import Http2Connection
 from app.observability.traces.traces import KeyCheck
 from app.protocols.shared.errors import grpc_code
 from frameworks.core.errors import RoundhouseError
@@ -130,6 +130,7 @@ class CallStream(ABC):
     def receive(self, data: bytes, is_end: bool) -> None: ...
 
     def closed(self) -> None:
+        """The handler is cancelled, if it still runs."""
         self._is_closed = self._is_answered = True
         if self._hold is not None:
             self._hold.release()
@@ -279,6 +280,9 @@ class StreamCall(CallStream):
         self._start(self._answer())
 
     def receive(self, data: bytes, is_end: bool) -> None:
+        if self._is_answered:
+            self._connection.consumed(self._stream_id, len(data))
+            return
         is_waiting = not self._unread
         messages = self._read(data)
         if messages is None:
@@ -294,6 +298,11 @@ class StreamCall(CallStream):
         self._is_ended = is_end
         if messages or is_end:
             self._arrived.set()
+
+    def closed(self) -> None:
+        super().closed()
+        self._connection.consumed(self._stream_id, self._unread_bytes)
+        self._unread_bytes = 0
 
     def has_space(self) -> None:
         self._space.set()

@@ -16,7 +16,8 @@ from app.grpc.transport.calls import CallStream, OpenCalls, ReceivedCall, Stream
 from app.grpc.transport.framing import RESPONSE_HEADERS, check_encoding, metadata_of, status_fields, timeout_s_of
 from app.http.listener.acceptor import Acceptor
 from app.http.listener.clocks import CERTIFICATE_NAMES, ConnectionBounds, Connections
-from app.http.listener.http2 import REFUSED, Header, Http2Bounds, Http2Connection, Http2Stream
+from app.http.listener.http2.clocks import Http2Bounds, Http2Stream
+from app.http.listener.http2.connection import REFUSED, Header, Http2Connection
 from app.http.listener.sockets import listen, listen_shared
 from app.http.listener.tls import TlsConnection
 from app.observability.traces.traces import KeyCheck
@@ -25,8 +26,6 @@ from frameworks.scheduling.byte_limit import ByteLimit
 
 log = structlog.get_logger(__name__)
 
-# Interval between two looks at the clocks of all connections.
-_CHECK_S = 1.0
 # Time for a cancelled handler to send its last response.
 _CANCEL_GRACE_S = 1.0
 _POLL_S = 0.01
@@ -47,7 +46,10 @@ class GrpcBounds:
 
 
 class GrpcServer:
-    """Call `bind`, then `start`, then `stop`, each once. Handlers run in the event loop that called `start`."""
+    """Call `bind` for a port of its own, then `start`, then `stop`, each once.
+
+    Handlers run in the event loop that called `start`. Connections of another port get their calls by `open`.
+    """
 
     def __init__(
         self,
@@ -69,8 +71,8 @@ class GrpcServer:
         self._connections: set[Http2Connection] = set()
         self._handshakes: set[TlsConnection] = set()
         self._is_stopping = False
-        clocks = bounds.connections
-        self._check_s = min(_CHECK_S, clocks.idle_s, clocks.age_s, clocks.grace_s, bounds.request_s)
+        self._socket: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
 
     def bind(self, host: str, port: int, tls: ServerTls | None = None) -> int:
         """Open the port and return its number; with 0 the system chooses it. Clients that connect now are answered
@@ -79,7 +81,7 @@ class GrpcServer:
         Raises CannotListenError.
         """
         self._tls = tls
-        self._socket: socket.socket = (listen_shared if self._shares_port else listen)(host, port, "server.grpc_port")
+        self._socket = (listen_shared if self._shares_port else listen)(host, port, "server.grpc_port")
         bound: int = self._socket.getsockname()[1]
         return bound
 
@@ -103,13 +105,12 @@ class GrpcServer:
         self._unary = {path.encode(): handler for path, handler in unary.items()}
         self._streams = {path.encode(): handler for path, handler in streams.items()}
         self._check, self._times_checks = check, times_checks
-        bounds = self._bounds
-        self._limits = Connections(
-            ConnectionBounds(bounds.connections.preface_s, max_connections=bounds.max_connections), tls=self._tls
-        )
-        self._acceptor = Acceptor(asyncio.get_running_loop(), self._socket, self._connection)
-        self._acceptor.start()
-        self._check_clocks()
+        if self._socket is not None:
+            bounds = self._bounds
+            limits = ConnectionBounds(bounds.connections.preface_s, max_connections=bounds.max_connections)
+            self._limits = Connections(limits, tls=self._tls)
+            self._acceptor = Acceptor(asyncio.get_running_loop(), self._socket, self._connection)
+            self._acceptor.start()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls (UNAVAILABLE) and finish the running ones; cancel their handlers after `grace_s`.
@@ -117,17 +118,17 @@ class GrpcServer:
         The response of a cancelled handler is still sent. A handler that ignores its cancellation is abandoned.
         """
         self._is_stopping = True
-        self._acceptor.close()
-        await self._acceptor.wait_closed()
+        if self._acceptor is not None:
+            self._acceptor.close()
+            await self._acceptor.wait_closed()
         for connection in list(self._connections):
-            connection.drain()
+            connection.shutdown()
         if not await self._ended(grace_s):
             for task in list(self._calls.tasks):
                 task.cancel()
             if self._calls.tasks:
                 await asyncio.wait(self._calls.tasks, timeout=_CANCEL_GRACE_S)
             await self._ended(_CANCEL_GRACE_S)
-        self._next_check.cancel()
         for connection in list(self._connections):
             connection.abort()
         for handshake in list(self._handshakes):
@@ -138,28 +139,22 @@ class GrpcServer:
     async def _ended(self, timeout_s: float) -> bool:
         """Wait until all calls have ended and their responses are sent."""
         until_s = time.monotonic() + timeout_s
-        while self._calls.num_open or any(each.num_streams for each in self._connections):
+        while self._calls.num_open or any(each.streams for each in self._connections):
             if time.monotonic() >= until_s:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
 
     def _connection(self) -> asyncio.Protocol:
-        make = partial(Http2Connection, self._open, self._bounds.connections, self._limits, self._connections)
+        make = partial(Http2Connection, self.open, self._bounds.connections, self._limits, self._connections)
         if self._tls is None:
             return make()
-        return TlsConnection(make, self._handshakes, self._tls.material.http2_context, self._limits)
+        return TlsConnection(lambda _: make(), self._handshakes, self._tls.material.http2_context, self._limits)
 
-    def _check_clocks(self) -> None:
-        now_s = time.monotonic()
-        for connection in list(self._connections):
-            connection.check(now_s)
-        self._next_check = asyncio.get_running_loop().call_later(self._check_s, self._check_clocks)
-
-    def _open(
+    def open(
         self, connection: Http2Connection, stream_id: int, headers: tuple[Header, ...], is_end: bool
     ) -> Http2Stream:
-        """Implement OpenStream of app/http/listener/http2.py."""
+        """Implement OpenStream of app/http/listener/http2/connection.py."""
         fields = dict(headers)
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             connection.send_headers(stream_id, _UNSUPPORTED, is_end=True)

@@ -7,6 +7,7 @@ import sys
 import termios
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -75,6 +76,8 @@ class Connections:
         self._all_open = None if row is None else row.of_all(OPEN_CELL)
         self._most_here = bounds.max_connections if most_here is None else most_here
         self.own_open = 0
+        self.open_call: Any = None
+        """Opens a call of gRPC on a stream, an OpenStream of http2/connection.py; None while gRPC is off."""
         self.closed = Counter(dict.fromkeys(CLOSE_REASONS, 0))
         """By reason; only those that the server closed."""
 

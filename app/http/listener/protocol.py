@@ -62,6 +62,14 @@ class BoundedHttpProtocol(ParsingProtocol):
         self._unparsed = b""
         super().connection_lost(exc)
 
+    def leave(self) -> None:
+        """Leave the connection to another protocol, before its first bytes."""
+        self.limits.forget()
+        self.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def data_received(self, data: bytes) -> None:
         size = len(data)
         if size > SLICE_BYTES or self._unparsed:

@@ -29,10 +29,14 @@ _PLAIN_HTTP = (
 def tls_protocol(
     make_protocol: Callable[..., asyncio.Protocol], tls: ServerTls, limits: Connections
 ) -> Callable[..., "TlsConnection"]:
-    """Return the `http` class for uvicorn.Config: connections of `make_protocol` over TLS."""
+    """Return the `http` class for uvicorn.Config: connections of `make_protocol`, which gets the protocol that ALPN has
+    chosen and uvicorn's parts, over TLS.
+    """
 
     def make_connection(**parts: Any) -> TlsConnection:
-        return TlsConnection(lambda: make_protocol(**parts), parts["server_state"].connections, tls.context, limits)
+        return TlsConnection(
+            lambda chosen: make_protocol(chosen, **parts), parts["server_state"].connections, tls.context, limits
+        )
 
     return make_connection
 
@@ -45,7 +49,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def __init__(
         self,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[str | None], asyncio.Protocol],
         connections: set[Any],
         context: ssl.SSLContext,
         limits: Connections,
@@ -126,7 +130,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._end_handshake()
         self._names = certificate_names(self._tls.getpeercert())
         self._limits.forget()  # the protocol counts itself
-        self._app = self._make_protocol()
+        self._app = self._make_protocol(self._tls.selected_alpn_protocol())
         self._app.connection_made(self)
         return True
 

@@ -36,7 +36,7 @@ class HttpListener:
     """
 
     def __init__(self, app: ASGIApp, connections: Connections, settings: ServerSettings) -> None:
-        config = uvicorn_config(app, connections, settings.drain_timeout_s)
+        config = uvicorn_config(app, connections, settings)
         config.lifespan = "off"
         config.load()
         self._settings = settings

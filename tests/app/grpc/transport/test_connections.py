@@ -10,7 +10,7 @@ import pytest
 
 from app.grpc.call import Call, GrpcError
 from app.grpc.transport.server import GrpcBounds
-from app.http.listener.http2 import Http2Bounds
+from app.http.listener.http2.clocks import Http2Bounds
 from tests.app.grpc.transport.serving import UNARY, Gate, connect, serving, status_of, unary_client
 from tests.support.loops import in_loop, soon
 
@@ -67,7 +67,7 @@ async def test_calls_on_one_connection_bounded() -> None:
             assert await answer == b"other"
 
 
-@pytest.mark.parametrize("bounds", [Http2Bounds(idle_s=0.05), Http2Bounds(age_s=0.05)])
+@pytest.mark.parametrize("bounds", [Http2Bounds(idle_s=0.05, check_s=0.01), Http2Bounds(age_s=0.05, check_s=0.01)])
 @in_loop
 async def test_connection_closed_when_idle_or_old(bounds: Http2Bounds) -> None:
     async with serving(bounds=GrpcBounds(connections=bounds)) as (_, address), connect(address) as channel:
@@ -81,7 +81,7 @@ async def test_connection_closed_when_idle_or_old(bounds: Http2Bounds) -> None:
 async def test_old_connection_completes_its_calls() -> None:
     gate = Gate()
     async with (
-        serving(gate, bounds=GrpcBounds(connections=Http2Bounds(age_s=0.05))) as (_, address),
+        serving(gate, bounds=GrpcBounds(connections=Http2Bounds(age_s=0.05, check_s=0.01))) as (_, address),
         connect(address) as channel,
     ):
         answer = method(channel)(b"1")
@@ -94,7 +94,7 @@ async def test_old_connection_completes_its_calls() -> None:
 @in_loop
 async def test_calls_cancelled_after_grace() -> None:
     gate = Gate()
-    bounds = GrpcBounds(connections=Http2Bounds(age_s=0.05, grace_s=0.05))
+    bounds = GrpcBounds(connections=Http2Bounds(age_s=0.05, grace_s=0.05, check_s=0.01))
     async with serving(gate, bounds=bounds) as (_, address), connect(address) as channel:
         answer = method(channel)(b"1")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -130,7 +130,7 @@ def head_of_call(path: str) -> bytes:
 async def test_call_without_whole_request_cancelled(request_frame: bytes) -> None:
     """The request does not arrive, or ends after two of its five bytes."""
     gate = Gate()
-    async with serving(gate, bounds=GrpcBounds(request_s=0.05)) as (_, address):
+    async with serving(gate, bounds=GrpcBounds(request_s=0.05, connections=Http2Bounds(check_s=0.05))) as (_, address):
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(_PREFACE + _EMPTY_SETTINGS + head_of_call(UNARY) + request_frame)

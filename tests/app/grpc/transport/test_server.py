@@ -13,7 +13,7 @@ import pytest
 
 from app.grpc.call import Call, GrpcError
 from app.grpc.transport.server import GrpcBounds, GrpcServer
-from app.http.listener.http2 import Http2Bounds
+from app.http.listener.http2.clocks import Http2Bounds
 from app.http.listener.sockets import CannotListenError
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"

@@ -106,7 +106,7 @@ async def served(folder: Path, max_connections: int = 10) -> AsyncIterator[tuple
     config.load()
     state = ServerState()
     assert limits.tls is not None
-    make = tls_protocol(lambda server_state: Quick(config), limits.tls, limits)
+    make = tls_protocol(lambda _, server_state: Quick(config), limits.tls, limits)
     server = await asyncio.get_running_loop().create_server(lambda: make(server_state=state), "127.0.0.1", 0)
     try:
         yield limits, server.sockets[0].getsockname(), state

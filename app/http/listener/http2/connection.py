@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import ngh2
 import structlog
 
-from app.http.listener.clocks import LEAST_READ_BYTES, MAX_CONNECTIONS, READER, STALL_S, Connections
+from app.http.listener.clocks import MAX_CONNECTIONS, Connections
+from app.http.listener.http2.clocks import ClockedConnection, Http2Bounds, Http2Stream
 
 log = structlog.get_logger(__name__)
 
@@ -33,85 +33,31 @@ _KEEPALIVE_PING = b"is alive"
 
 CANCEL = int(ngh2.ErrorCode.CANCEL)
 NO_ERROR = int(ngh2.ErrorCode.NO_ERROR)
+_INTERNAL = int(ngh2.ErrorCode.INTERNAL_ERROR)
 _FLOOD = int(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
-
-
-@dataclass(frozen=True, slots=True)
-class Http2Bounds:
-    """The bounds of connections, in seconds. Clients of HTTP/2 connect again by themselves.
-
-    `max_streams`: open on one connection; the client queues more. `preface_s`: until a new connection has sent
-    HTTP/2's first bytes. `idle_s`: without a stream, until it is closed. `age_s`: until it accepts no further streams.
-    `grace_s`: after that until it is closed. `ping_s`: without a byte from the client, until the server asks whether
-    it lives. `pong_s`: after that, until the connection is closed.
-    """
-
-    max_streams: int = 256
-    preface_s: float = 10.0
-    idle_s: float = 600.0
-    age_s: float = 3600.0
-    grace_s: float = 3600.0
-    ping_s: float = 60.0
-    pong_s: float = 20.0
-
-
-class Http2Stream(Protocol):
-    """The receiver of one stream's events."""
-
-    def receive(self, data: bytes, is_end: bool) -> None:
-        """Take a part of the body, maybe empty. `Http2Connection.consumed` lets the client send more."""
-
-    def closed(self) -> None:
-        """End: the response was sent, the client has reset the stream, or the connection is lost."""
-
-    def has_space(self) -> None:
-        """Continue: the client has taken what `Http2Connection.unsent_bytes` counts for this stream."""
-
-    def check(self, now_s: float) -> None:
-        """Look at the clocks of this stream. `now_s`: on the monotonic clock."""
 
 
 OpenStream = Callable[["Http2Connection", int, tuple[Header, ...], bool], Http2Stream]
 """Called with the connection, the stream's id, its headers, and whether it has no body."""
 
 
-class Http2Connection(asyncio.Protocol):
-    """Owned by the event loop. Whoever makes it calls `check` every second or so."""
+class Http2Connection(ClockedConnection, asyncio.Protocol):
+    """One connection. Owned by the event loop."""
 
-    def __init__(
-        self, open_stream: OpenStream, bounds: Http2Bounds, limits: Connections, opened: "set[Http2Connection]"
-    ) -> None:
+    def __init__(self, open_stream: OpenStream, bounds: Http2Bounds, limits: Connections, opened: set[Any]) -> None:
         """`limits`: counts the connection. `opened`: holds it while it is open."""
+        super().__init__(bounds, limits)
         self._open_stream = open_stream
-        self._bounds = bounds
-        self._limits = limits
         self._opened = opened
         self.peer = ""
         """The client's address and port: `ipv4:127.0.0.1:40000`."""
-        self._loop = asyncio.get_running_loop()
         self._engine = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
-        self._streams: dict[int, Http2Stream] = {}
         self._waiting: dict[int, Http2Stream] = {}
         # Streams whose response is complete, while the client may still send.
         self._answered: set[int] = set()
         self._control_frames = 0
         self._sent_bytes = 0
-        self._is_flushing = self._is_full = self._is_lost = False
-        self._has_preface = self._is_draining = self._has_pinged = False
-        self._opened_s = self._received_s = self._idle_since_s = time.monotonic()
-        self._drained_s = 0.0
-        # When the progress of a slow reader was last noted, and the bytes that it had taken.
-        self._stall_s, self._taken_bytes = self._opened_s, 0
-
-    @property
-    def num_streams(self) -> int:
-        """The open streams."""
-        return len(self._streams)
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the client was asked to open no further streams."""
-        return self._is_draining
+        self._is_flushing = self._is_full = self._is_lost = self._is_ending = self._has_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -125,9 +71,11 @@ class Http2Connection(asyncio.Protocol):
         self._engine.initiate_connection(_settings(self._bounds.max_streams))
         self._engine.set_local_window_size(_CONNECTION_WINDOW_BYTES)
         self._flush_soon()
+        self.start_clocks()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        self.stop_clocks()
         self._limits.forget()
         self._opened.discard(self)
         streams, self._streams = self._streams, {}
@@ -150,8 +98,7 @@ class Http2Connection(asyncio.Protocol):
     def _end_broken(self, error: ngh2.NGH2Error) -> None:
         """Close the connection of a client that breaks the protocol, or a bound of it."""
         log.debug("a connection of HTTP/2 was ended", reason=str(error))
-        with suppress(ngh2.NGH2Error):
-            self._flush()  # what the client is told about it
+        self._flush()  # what the client is told about it
         self.transport.close()
 
     def eof_received(self) -> None:
@@ -186,7 +133,7 @@ class Http2Connection(asyncio.Protocol):
             self._count_control_frame()
         stream = self._streams.get(stream_id)
         if stream is None or stream_id in self._answered:
-            self._engine.acknowledge_received_data(len(data), stream_id)
+            self.consumed(stream_id, len(data))
         else:
             stream.receive(data, is_end)
 
@@ -196,12 +143,12 @@ class Http2Connection(asyncio.Protocol):
             self._has_preface = True
         elif isinstance(event, ngh2.PingAcknowledged) and event.opaque_data == _DRAIN_PING:
             # What the client had sent before it saw the notice has arrived.
-            self._refuse_streams()
+            self.refuse_streams()
 
     def _count_control_frame(self) -> None:
         self._control_frames += 1
         if self._control_frames == _MAX_CONTROL_FRAMES:
-            self._engine.terminate_connection(_FLOOD)
+            self._submit(self._engine.terminate_connection, _FLOOD)
 
     def _forget(self, stream_id: int) -> None:
         stream = self._streams.pop(stream_id, None)
@@ -209,15 +156,15 @@ class Http2Connection(asyncio.Protocol):
         self._waiting.pop(stream_id, None)
         if not self._streams:
             self._idle_since_s = time.monotonic()
+            if self._is_ending:
+                self.refuse_streams()
         if stream is not None:
             stream.closed()
 
     def consumed(self, stream_id: int, num_bytes: int) -> None:
         """Let the client send as many bytes of a body more."""
-        if num_bytes and not self._is_lost:
-            self._engine.acknowledge_received_data(num_bytes, stream_id)
-            if not self._is_flushing:
-                self._flush_soon()
+        if num_bytes:
+            self._submit(self._engine.acknowledge_received_data, num_bytes, stream_id)
 
     def send_headers(self, stream_id: int, headers: list[Header], is_end: bool = False) -> None:
         """Begin a response. With `is_end` it has no body. Like the other methods that send, without effect on a stream
@@ -225,21 +172,26 @@ class Http2Connection(asyncio.Protocol):
         """
         self._send(stream_id, self._engine.send_response, headers, is_end)
 
-    def send_data(self, stream_id: int, data: bytes) -> None:
-        """Send a part of a response's body."""
-        self._send(stream_id, self._engine.send_data, data, False)
+    def send_informational(self, stream_id: int, status: bytes) -> None:
+        """Send the head of an interim response: `100`."""
+        if stream_id in self._streams:
+            self._submit(self._engine.send_informational_response, stream_id, [(b":status", status)])
+
+    def send_data(self, stream_id: int, data: bytes, is_end: bool = False) -> None:
+        """Send a part of a response's body; the last one with `is_end`."""
+        self._send(stream_id, self._engine.send_data, data, is_end)
 
     def end(self, stream_id: int, trailers: list[Header]) -> None:
         """Complete a response with its trailers."""
         if stream_id in self._streams:
-            self._engine.send_trailers(stream_id, trailers)
-            self._answer(stream_id)
+            self._answered.add(stream_id)
+            self._control_frames = 0
+            self._submit(self._engine.send_trailers, stream_id, trailers)
 
     def reset(self, stream_id: int, error_code: int = CANCEL) -> None:
         """End a stream without a response, or within it."""
         if stream_id in self._streams:
-            self._engine.reset_stream(stream_id, error_code)
-            self._flush_soon()
+            self._submit(self._engine.reset_stream, stream_id, error_code)
 
     def unsent_bytes(self, stream_id: int) -> int:
         """Return the bytes of a response's body that wait for the client."""
@@ -253,17 +205,28 @@ class Http2Connection(asyncio.Protocol):
     def _send(self, stream_id: int, send: Any, content: Any, is_end: bool) -> None:
         if stream_id not in self._streams:
             return
-        send(stream_id, content, end_stream=is_end)
         if is_end:
-            self._answer(stream_id)
-        elif not self._is_flushing:
-            self._flush_soon()
+            self._answered.add(stream_id)
+            self._control_frames = 0
+        if not self._submit(partial(send, end_stream=is_end), stream_id, content):
+            # The client must not wait for the rest of a response that cannot be sent.
+            self._submit(self._engine.reset_stream, stream_id, _INTERNAL)
 
-    def _answer(self, stream_id: int) -> None:
-        self._control_frames = 0
-        self._answered.add(stream_id)
-        if not self._is_flushing:
-            self._flush_soon()
+    def _submit(self, submit: Callable[..., object], *arguments: Any) -> bool:
+        """Hand something to the library, and send it soon. Returns False if it is not accepted: where the connection
+        ends, which `_flush` finds out, and for headers that are not valid.
+        """
+        if self._is_lost:
+            return False
+        try:
+            submit(*arguments)
+        except ngh2.NGH2Error as error:
+            log.debug("a frame of HTTP/2 was not sent", reason=str(error))
+            return False
+        finally:
+            if not self._is_flushing:
+                self._flush_soon()
+        return True
 
     def _flush_soon(self) -> None:
         """Send at the end of this round of the event loop: what several streams send together takes one write."""
@@ -276,10 +239,15 @@ class Http2Connection(asyncio.Protocol):
         if self._is_lost:
             return
         engine, transport = self._engine, self.transport
-        while not self._is_full and (data := engine.data_to_send(_WRITE_BYTES)):
-            self._sent_bytes += len(data)
-            transport.write(data)
-        self._take_events()  # of streams that ended with these bytes
+        try:
+            while not self._is_full and (data := engine.data_to_send(_WRITE_BYTES)):
+                self._sent_bytes += len(data)
+                transport.write(data)
+            self._take_events()  # of streams that ended with these bytes
+        except ngh2.NGH2Error as error:
+            log.debug("a connection of HTTP/2 was ended", reason=str(error))
+            transport.close()
+            return
         if self._answered and not self._is_full:
             self._end_answered()
         if self._waiting:
@@ -292,9 +260,7 @@ class Http2Connection(asyncio.Protocol):
         sent = [each for each in self._answered if not self._engine.queued_body_size(each)]
         for stream_id in sent:
             self._answered.discard(stream_id)
-            self._engine.reset_stream(stream_id, NO_ERROR)
-        if sent:
-            self._flush()
+            self._submit(self._engine.reset_stream, stream_id, NO_ERROR)
 
     def _call_waiting(self) -> None:
         for stream_id, stream in list(self._waiting.items()):
@@ -308,66 +274,36 @@ class Http2Connection(asyncio.Protocol):
             return
         self._is_draining = True
         self._drained_s = time.monotonic()
-        self._engine.send_shutdown_notice()
-        self._engine.ping(_DRAIN_PING)
-        self._flush_soon()
+        self._submit(self._engine.send_shutdown_notice)
+        self._submit(self._engine.ping, _DRAIN_PING)
 
-    def _refuse_streams(self) -> None:
-        self._engine.send_goaway(NO_ERROR)
-        self._flush_soon()
+    def shutdown(self) -> None:
+        """Drain, without the wait for streams that the client is about to open: the server stops."""
+        self.drain()
+        self._is_ending = True
+        if not self._streams:
+            self.refuse_streams()
+
+    def refuse_streams(self) -> None:
+        """Take no further streams. The client is told which was the last."""
+        if not self._has_refused:
+            self._has_refused = True
+            self._submit(self._engine.send_goaway, NO_ERROR)
+
+    def ask_for_life(self) -> None:
+        self._submit(self._engine.ping, _KEEPALIVE_PING)
 
     def abort(self) -> None:
         """Close the connection now, and all its streams."""
         self.transport.abort()
 
-    def check(self, now_s: float) -> None:
-        """Look at the clocks. `now_s`: on the monotonic clock."""
-        for stream in list(self._streams.values()):
-            stream.check(now_s)
-        if self._is_lost or self._is_reader_slow(now_s):
-            return
-        bounds = self._bounds
-        if not self._has_preface:
-            if now_s - self._opened_s > bounds.preface_s:
-                self.abort()
-        elif self._is_draining:
-            self._check_drain(now_s - self._drained_s)
-        elif now_s - self._opened_s > bounds.age_s or self._idle_s(now_s) > bounds.idle_s:
-            self.drain()
-        else:
-            self._check_life(now_s - self._received_s)
+    @property
+    def taken_bytes(self) -> int:
+        return self._sent_bytes - self.transport.get_write_buffer_size()
 
-    def _idle_s(self, now_s: float) -> float:
-        return 0.0 if self._streams else now_s - self._idle_since_s
-
-    def _check_drain(self, since_s: float) -> None:
-        if since_s > self._bounds.grace_s:
-            self.abort()
-        elif not self._streams and since_s > self._bounds.pong_s:
-            self._refuse_streams()  # the client does not answer
-
-    def _check_life(self, silent_s: float) -> None:
-        """Find out whether a client that sends nothing is still there."""
-        if self._has_pinged:
-            if silent_s > self._bounds.ping_s + self._bounds.pong_s:
-                self.abort()
-        elif silent_s > self._bounds.ping_s:
-            self._has_pinged = True
-            self._engine.ping(_KEEPALIVE_PING)
-            self._flush_soon()
-
-    def _is_reader_slow(self, now_s: float) -> bool:
-        """Close the connection of a client that takes next to nothing of what is sent: unread bytes take memory."""
-        kernel_bytes = self._sent_bytes - self.transport.get_write_buffer_size()
-        if not (self._is_full or self._engine.queued_body_size()):
-            self._stall_s, self._taken_bytes = now_s, kernel_bytes
-        elif now_s - self._stall_s > STALL_S:
-            if kernel_bytes - self._taken_bytes <= LEAST_READ_BYTES:
-                self._limits.closed[READER] += 1
-                self.abort()
-                return True
-            self._stall_s, self._taken_bytes = now_s, kernel_bytes
-        return False
+    @property
+    def is_behind(self) -> bool:
+        return self._is_full or self._engine.queued_body_size() > 0
 
 
 class _RefusedStream:
