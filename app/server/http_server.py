@@ -15,7 +15,7 @@ from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings
 from app.config.tls_files import TlsFileError
 from app.http.listener.acceptor import Acceptor
 from app.http.listener.clocks import ConnectionBounds, Connections
-from app.http.listener.http2.clocks import Http2Bounds
+from app.http.listener.http2.clocks import Http2Bounds, http2_bounds
 from app.http.listener.http2.connection import Http2Connection
 from app.http.listener.http2.exchange import AsgiStreams
 from app.http.listener.http2.first_bytes import H2, FirstBytes
@@ -106,12 +106,6 @@ def open_connections(
         settings.header_timeout_s, settings.body_timeout_s, most if row is None else settings.max_connections
     )
     return Connections(bounds, byte_limit(row, settings.max_buffered_bytes), tls, row, most)
-
-
-def http2_bounds(settings: ServerSettings) -> Http2Bounds:
-    """Return the bounds of connections over HTTP/2."""
-    age_s = settings.grpc_max_connection_age_s
-    return Http2Bounds(preface_s=settings.header_timeout_s, age_s=age_s, grace_s=age_s)
 
 
 def prefix_rules(server: ServerSettings) -> PrefixRules:

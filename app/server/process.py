@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 
-from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
+from app.http.listener.clocks import Connections
 from app.http.listener.sockets import listen
 from app.inference.lifecycle import ServerLifecycle
 from app.observability.background import background_task
@@ -103,11 +103,11 @@ def _serve(loaded: LoadedSettings, options: StartOptions) -> int:
     except ConfigError:
         listener.close()
         raise
-    grpc_listener = _open_grpc_listener(settings, tls)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     _warn_of_ray_keys(settings)
     connections = open_connections(settings.server, tls)
+    grpc_listener = _open_grpc_listener(settings, connections)
     server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys, tracer=tracer)
     host, port = listener.getsockname()[:2]
     config = uvicorn_config(server.app, connections, settings.server)
@@ -117,7 +117,7 @@ def _serve(loaded: LoadedSettings, options: StartOptions) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sets the same handlers later. A process that reads the next line may send a signal at once.
         signal.signal(number, uvicorn_server.handle_exit)
-    report.listening(host, port, grpc_listener.port if grpc_listener else 0)
+    report.listening(host, port, (grpc_listener.port or port) if grpc_listener else 0)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(uvicorn_server.serve(sockets=[listener]))
@@ -146,13 +146,13 @@ def _warn_of_ray_keys(settings: Settings) -> None:
             log.warning("keys without effect: they apply to a deployment on Ray", model=entry.name, keys=keys)
 
 
-def _open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":
-    """Open the port of gRPC; None if it is switched off. Raises CannotListenError.
+def _open_grpc_listener(settings: Settings, connections: Connections) -> "GrpcListener | None":
+    """Open the port of gRPC, if it has one; None if gRPC is switched off. Raises CannotListenError.
 
-    Its modules are imported only for an open port: they take memory and start-up time.
+    Its modules are imported only where it is on: they take memory and start-up time.
     """
     if settings.server.grpc_port == 0:
         return None
     from app.grpc.listener import open_listener
 
-    return open_listener(settings.server, is_checked=settings.auth.mode != "off", tls=tls)
+    return open_listener(settings.server, connections, is_checked=settings.auth.mode != "off")

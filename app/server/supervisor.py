@@ -68,18 +68,15 @@ def run_supervisor(loaded: LoadedSettings, options: StartOptions, log_requests: 
     settings = loaded.settings
     num_workers = settings.server.num_workers
     http = listen_for_workers(settings.server.host, settings.server.port, num_workers)
-    grpc_socket, grpc_refusal = _reserve_grpc(settings.server)
+    grpc_socket = _reserve_grpc(settings.server)
     limits = SharedLimits(num_workers, [tenant.name for tenant in settings.auth.tenants if tenant.has_limits])
     lock = LogLock()
-    grpc_port = 0 if grpc_socket is None else grpc_socket.getsockname()[1]
-    inherited = Inherited(
-        loaded, options.api_key, log_requests, http, grpc_port, limits, lock, read_site(settings.server)
-    )
+    inherited = Inherited(loaded, options.api_key, log_requests, http, limits, lock, read_site(settings.server))
     fork_server = start_fork_server(partial(prepare_workers, inherited), partial(run_worker, inherited))
     try:
         set_name("rh:supervisor")
         configure_logging(settings.logging.level, settings.logging.format, lock=lock)
-        return _supervise(inherited, options, fork_server, grpc_refusal)
+        return _supervise(inherited, options, fork_server)
     finally:
         kill_all(_SERVER_ENDS)
         fork_server.close()
@@ -89,13 +86,9 @@ def run_supervisor(loaded: LoadedSettings, options: StartOptions, log_requests: 
         log.info("stopped")
 
 
-def _supervise(
-    inherited: Inherited, options: StartOptions, fork_server: ForkServer, grpc_refusal: str
-) -> tuple[int, str]:
+def _supervise(inherited: Inherited, options: StartOptions, fork_server: ForkServer) -> tuple[int, str]:
     settings = inherited.loaded.settings
     stop = _StopSignals()
-    if grpc_refusal:
-        _log_no_grpc(grpc_refusal)
     warn_of_missing_site(settings.server, inherited.site)
     for warning in inherited.loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
@@ -186,7 +179,7 @@ class _Supervisor:
         )
         admin_server = AdminServer(admin, table.access, applied)
         self._workers.on_connect(admin_server.serve)
-        if self._inherited.grpc_port:
+        if self._inherited.loaded.settings.server.grpc_port != 0:
             from app.workers.forwarded_calls import CallServer
 
             self._workers.on_connect(CallServer(management_answer(inference, counting.views), applied).serve)
@@ -232,31 +225,21 @@ class _Supervisor:
     ) -> None:
         await asyncio.wait([all_ready])
         host, port = self._inherited.http.address
-        self._report.listening(host, port, self._inherited.grpc_port, self._sharing.num_workers)
+        own_port = self._inherited.loaded.settings.server.grpc_port
+        self._report.listening(host, port, port if own_port is None else own_port, self._sharing.num_workers)
         if await self._report.run(lifecycle):
             stopped.set()
 
 
-def _reserve_grpc(settings: ServerSettings) -> tuple[socket.socket | None, str]:
-    """Bind the port of gRPC, which takes no connections before the workers listen.
+def _reserve_grpc(settings: ServerSettings) -> socket.socket | None:
+    """Bind the port of gRPC, which takes no connections before the workers listen; None if it has none of its own.
 
-    Returns None and why, if the port is switched off ("") or the default port is in use. Raises CannotListenError.
+    Raises CannotListenError.
     """
-    if settings.grpc_port == 0:
-        return None, ""
-    from app.grpc.listener import DEFAULT_PORT
-
-    port = settings.grpc_port or DEFAULT_PORT
+    if not settings.grpc_port:
+        return None
     try:
-        return reserve_port(settings.host, port), ""
+        return reserve_port(settings.host, settings.grpc_port)
     except OSError as error:
-        reason = f"cannot listen on {settings.host}:{port}"
-        if settings.grpc_port is None:
-            return None, reason
+        reason = f"cannot listen on {settings.host}:{settings.grpc_port}"
         raise CannotListenError(f"server.grpc_port: {reason}; choose another port, or 0 for no gRPC") from error
-
-
-def _log_no_grpc(reason: str) -> None:
-    from app.grpc.listener import DEFAULT_PORT_IN_USE
-
-    log.warning(DEFAULT_PORT_IN_USE, reason=reason)

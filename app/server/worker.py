@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -69,19 +68,15 @@ from frameworks.scheduling.shared_limits import SharedLimits
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool
 
-if TYPE_CHECKING:
-    from app.grpc.listener import GrpcListener
-
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """All that workers get from the supervisor by the fork. `grpc_port`: 0 without gRPC. `site`: the web page."""
+    """All that workers get from the supervisor by the fork. `site`: the web page."""
 
     loaded: LoadedSettings
     api_key: str
     log_requests: str
     http: HttpSockets
-    grpc_port: int
     limits: SharedLimits
     log_lock: LogLock
     site: WebSite | None
@@ -92,7 +87,7 @@ def prepare_workers(inherited: Inherited) -> None:
     """Import the modules that workers need later, in the process that they are forked from."""
     import uvloop  # noqa: F401
 
-    if inherited.grpc_port:
+    if inherited.loaded.settings.server.grpc_port != 0:
         import app.grpc.listener
         import app.workers.forwarded_calls  # noqa: F401
     if inherited.loaded.settings.models.onnx_models:
@@ -250,7 +245,7 @@ class _Worker:
             await start(background_task(self._monitors.integrity.run()))
             stack.push_async_callback(self._shadowing.close)
             await self._replica.has_state
-            if self._inherited.grpc_port:
+            if self._inherited.loaded.settings.server.grpc_port != 0:
                 await start(self._serving_grpc())
             self._link.send(WorkerReady())
             yield
@@ -260,22 +255,15 @@ class _Worker:
 
     @asynccontextmanager
     async def _serving_grpc(self) -> AsyncIterator[None]:
+        from app.grpc.listener import open_listener
         from app.workers.forwarded_calls import ForwardedCalls
 
         methods = management_methods(ForwardedCalls(self._link).answer, self._observer)
-        settings = self._inherited.loaded.settings
-        async with self._open_grpc().serving(self._pipeline, methods, settings, self._authenticator):
+        settings, is_checked = self._inherited.loaded.settings, self._authenticator is not None
+        listener = open_listener(settings.server, self._connections, is_checked, shares_port=True)
+        assert listener is not None, "workers serve gRPC only where it is on"
+        async with listener.serving(self._pipeline, methods, settings, self._authenticator):
             yield
-
-    def _open_grpc(self) -> "GrpcListener":
-        from app.grpc.listener import open_shared_listener
-
-        return open_shared_listener(
-            self._inherited.loaded.settings.server,
-            self._inherited.grpc_port,
-            is_checked=self._authenticator is not None,
-            tls=self._connections.tls,
-        )
 
     def _build_monitors(self) -> Monitors:
         observer, shadowing, replica = self._observer, self._shadowing, self._replica

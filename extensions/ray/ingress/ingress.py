@@ -77,7 +77,7 @@ class Ingress:
         self._tracer = open_tracer(os.environ)
         tls = server_tls(loaded)
         connections = open_connections(self._settings.server, tls)
-        self._grpc = open_grpc_listener(self._settings, tls)
+        self._grpc = open_grpc_listener(self._settings, connections)
         starter = RayStarter(_deployments(loaded, models, groups))
         host = Host(
             starter=starter,

@@ -10,10 +10,9 @@ import structlog
 from starlette.types import ASGIApp
 from uvicorn.lifespan.on import LifespanOn
 
-from app.auth.tls import ServerTls
 from app.config import ServerSettings, Settings
 from app.http.listener.clocks import Connections
-from app.http.listener.sockets import CannotListenError, listen_shared
+from app.http.listener.sockets import listen_shared
 from app.server.http_server import HttpServer, uvicorn_config
 
 if TYPE_CHECKING:
@@ -72,17 +71,11 @@ class HttpListener:
             await self._server.serve(sockets=[listener])
 
 
-def open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":
-    """Open the port of gRPC; None if it is off, or if the default port is in use. Raises CannotListenError."""
+def open_grpc_listener(settings: Settings, connections: Connections) -> "GrpcListener | None":
+    """Open the port of gRPC, if it has one; None if gRPC is off. Raises CannotListenError."""
     if settings.server.grpc_port == 0:
         return None
-    from app.grpc.listener import DEFAULT_PORT, DEFAULT_PORT_IN_USE, open_shared_listener
+    from app.grpc.listener import open_listener
 
-    port = settings.server.grpc_port or DEFAULT_PORT
-    try:
-        return open_shared_listener(settings.server, port, is_checked=settings.auth.mode != "off", tls=tls)
-    except CannotListenError as error:
-        if settings.server.grpc_port is not None:
-            raise
-        log.warning(DEFAULT_PORT_IN_USE, reason=str(error))
-        return None
+    is_checked = settings.auth.mode != "off"
+    return open_listener(settings.server, connections, is_checked, shares_port=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from app.config import ServerSettings
 from app.http.listener.clocks import HEADER, LEAST_READ_BYTES, READER, STALL_S, Connections
 
 # Where nothing is to be enforced soon, the clocks are looked at this much less often.
@@ -31,6 +32,12 @@ class Http2Bounds:
     ping_s: float = 60.0
     pong_s: float = 20.0
     check_s: float = 1.0
+
+
+def http2_bounds(settings: ServerSettings) -> Http2Bounds:
+    """Return the bounds of the settings."""
+    age_s = settings.grpc_max_connection_age_s
+    return Http2Bounds(preface_s=settings.header_timeout_s, age_s=age_s, grace_s=age_s)
 
 
 class Http2Stream(Protocol):
