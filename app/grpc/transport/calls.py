@@ -151,14 +151,17 @@ class CallStream(ABC):
         task = asyncio.get_running_loop().create_task(handling)
         self._task = task
         self._calls.tasks.add(task)
+        # Not in the coroutine: a task that is cancelled before its first step never enters it.
+        task.add_done_callback(self._end)
 
-    def _end(self) -> None:
-        """Note the end of the handler's task, which calls this."""
-        assert self._task is not None
-        self._calls.tasks.discard(self._task)
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Note the end of the handler's task."""
+        self._calls.tasks.discard(task)
         self._task = None
         if self._is_closed:
             self._calls.num_open -= 1
+        elif task.cancelled():
+            self._fail(_CANCELLED)
 
     def _read(self, data: bytes) -> list[ReceivedMessage] | None:
         """Return the messages that end with `data`; None if the call was ended with an error."""
@@ -258,8 +261,6 @@ class UnaryCall(CallStream):
             self._succeed()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, the log has it
             self._fail(_as_grpc_error(error, self._path))
-        finally:
-            self._end()
 
 
 class StreamCall(CallStream):
@@ -337,10 +338,7 @@ class StreamCall(CallStream):
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, the log has it
             self._fail(_as_grpc_error(error, self._path))
         finally:
-            try:
-                await _close(responses)
-            finally:
-                self._end()
+            await _close(responses)
 
     async def _wait_for_space(self) -> None:
         """Return at once, or when the client has taken the responses."""

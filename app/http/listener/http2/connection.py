@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -74,16 +75,23 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         self.start_clocks()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
-        self.stop_clocks()
         self._limits.forget()
         self._opened.discard(self)
+        self._lose()
+
+    def _lose(self) -> None:
+        """End all streams. Nothing is sent from now on."""
+        self._is_lost = True
+        self.stop_clocks()
         streams, self._streams = self._streams, {}
         self._waiting.clear()
+        self._answered.clear()
         for stream in streams.values():
             stream.closed()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_lost:
+            return
         self._received_s = time.monotonic()
         self._has_pinged = False
         try:
@@ -98,7 +106,12 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
     def _end_broken(self, error: ngh2.NGH2Error) -> None:
         """Close the connection of a client that breaks the protocol, or a bound of it."""
         log.debug("a connection of HTTP/2 was ended", reason=str(error))
-        self._flush()  # what the client is told about it
+        with suppress(ngh2.NGH2Error):
+            self._write()  # what the client is told about it
+        self._close()
+
+    def _close(self) -> None:
+        self._lose()
         self.transport.close()
 
     def eof_received(self) -> None:
@@ -238,22 +251,23 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         self._is_flushing = False
         if self._is_lost:
             return
-        engine, transport = self._engine, self.transport
         try:
-            while not self._is_full and (data := engine.data_to_send(_WRITE_BYTES)):
-                self._sent_bytes += len(data)
-                transport.write(data)
+            self._write()
             self._take_events()  # of streams that ended with these bytes
         except ngh2.NGH2Error as error:
-            log.debug("a connection of HTTP/2 was ended", reason=str(error))
-            transport.close()
+            self._end_broken(error)
             return
         if self._answered and not self._is_full:
             self._end_answered()
         if self._waiting:
             self._call_waiting()
-        if not (engine.want_read or engine.want_write):
-            transport.close()
+        if not (self._engine.want_read or self._engine.want_write):
+            self._close()
+
+    def _write(self) -> None:
+        while not self._is_full and (data := self._engine.data_to_send(_WRITE_BYTES)):
+            self._sent_bytes += len(data)
+            self.transport.write(data)
 
     def _end_answered(self) -> None:
         """Tell clients that still send into a complete response to stop. As RFC 9113, section 8.1, asks."""
