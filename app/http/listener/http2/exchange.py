@@ -137,7 +137,7 @@ class Http2Exchange:
         scope["extensions"] = {FAST_PATH: self}
         task = asyncio.get_running_loop().create_task(self._run())
         server.state.tasks.add(task)
-        task.add_done_callback(server.state.tasks.discard)
+        task.add_done_callback(self._finish)
 
     # Events of the stream.
 
@@ -263,19 +263,22 @@ class Http2Exchange:
     # ASGI.
 
     async def _run(self) -> None:
-        """Call the application; end the stream if it does not."""
         try:
             await self._server.app(self._scope, self._receive_message, self._send_message)
-        except BaseException as error:
-            _logger.error("Exception in ASGI application\n", exc_info=error)
-        finally:
-            self._server.state.total_requests += 1
-            if not (self._is_complete or self._is_gone):
-                self._is_complete = True
-                if self._is_started:
-                    self._connection.reset(self._stream_id)
-                else:
-                    self._connection.send_headers(self._stream_id, _SERVER_ERROR, is_end=True)
+        except Exception:
+            _logger.exception("Exception in ASGI application")
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """End the stream if the application has not, or if its task was cancelled before its first step."""
+        state = self._server.state
+        state.tasks.discard(task)
+        state.total_requests += 1
+        if not (self._is_complete or self._is_gone):
+            self._is_complete = True
+            if self._is_started:
+                self._connection.reset(self._stream_id)
+            else:
+                self._connection.send_headers(self._stream_id, _SERVER_ERROR, is_end=True)
 
     async def _receive_message(self) -> dict[str, Any]:
         """Raises RequestTimeout."""
