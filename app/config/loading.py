@@ -95,7 +95,7 @@ class ServerSettings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port of HTTP; 0 takes any free port."""
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port of gRPC; 0 switches gRPC off. None: 8081 if it is free."""
+    """A port for gRPC alone, besides `port`; 0 switches gRPC off."""
     grpc_max_connection_age_s: Annotated[float, Field(ge=1, le=1_000_000)] = 3600.0
     """Age from which a gRPC connection accepts no further calls; clients connect again. Calls may run as long again."""
     allowed_hosts: Annotated[tuple[HostPattern, ...], Field(strict=False)] = ()

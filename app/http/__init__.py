@@ -1,1 +1,1 @@
-"""HTTP: the ASGI application, the HTTP/1.1 protocol class, bodies, responses and event streams."""
+"""HTTP: the ASGI application, the listeners of HTTP/1.1 and HTTP/2, bodies, responses and event streams."""

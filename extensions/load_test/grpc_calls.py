@@ -158,7 +158,7 @@ def _no_target(error: grpc.aio.AioRpcError, address: ServerAddress, timeout_s: f
         return NoTarget(f"--url: expected a response from {address.authority} in {timeout_s:g} s, got none")
     if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
         got = grpc_reason_of(error.details() or "")
-        got = got if ";" in got else f"{got}; give host and port of gRPC, by default 8081"
+        got = got if ";" in got else f"{got}; give host and port of gRPC, by default 8080"
         return NoTarget(f"--url: expected a gRPC server at {address.authority}, got {got}")
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return NoTarget(refused_key(details))

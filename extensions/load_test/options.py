@@ -19,7 +19,7 @@ _MAX_CONNECTIONS = 10_000
 _MAX_SECONDS = 7 * 86_400
 _MAX_COUNT = 10**9
 _PROTOCOLS = ("native", "openai-chat", "openai-completions", "openai-embeddings", "v2", "grpc")
-_HTTP_URL, _GRPC_URL = "http://127.0.0.1:8080", "127.0.0.1:8081"
+_HTTP_URL, _GRPC_URL = "http://127.0.0.1:8080", "127.0.0.1:8080"
 
 
 def add_bench(commands: Any) -> None:
@@ -32,7 +32,7 @@ def add_bench(commands: Any) -> None:
         "  roundhouse bench --model digits --rate 500 --html result.html --json result.json\n"
         "  roundhouse bench --model shapes --images ./photos\n"
         "  roundhouse bench --url http://127.0.0.1:8000 --protocol openai-chat --model llama --rate 2\n"
-        "  roundhouse bench --url 127.0.0.1:8081 --protocol grpc --model digits",
+        "  roundhouse bench --protocol grpc --model digits",
     )
     bench.add_argument("--model", metavar="NAME", help="default: the only model of the server; v2 and grpc need it")
     bench.add_argument(

@@ -95,7 +95,7 @@ def test_image_has_user_health_check_and_volume(stage: str) -> None:
     (user,) = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     assert "STOPSIGNAL SIGTERM" in lines
-    assert "EXPOSE 8080 8081" in lines
+    assert "EXPOSE 8080" in lines
     assert 'VOLUME ["/app/models"]' in lines
     assert any(line.startswith("HEALTHCHECK ") and "healthcheck.py" in line for line in lines)
     assert not any("pip" in line or "apt-get" in line for line in lines)

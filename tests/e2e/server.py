@@ -28,7 +28,7 @@ MODELS = ROOT / "models"
 """The embedded models, as `make models` prepares them."""
 
 GRPC_PORT = "ROUNDHOUSE_SERVER__GRPC_PORT"
-"""The variable to set to `free_port()` in tests of gRPC."""
+"""The variable to set to `free_port()` in tests of gRPC, or to "" for the port of HTTP alone."""
 
 _DEFAULTS = {GRPC_PORT: "0", "ROUNDHOUSE_PERFORMANCE__INTRA_OP_THREADS": "1"}
 """Servers of several tests share the cores: with more threads, each operator would wait for a core several times."""
@@ -69,6 +69,8 @@ class RunningServer:
         """
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         variables = own | _DEFAULTS | (environ or {})
+        if not variables[GRPC_PORT]:
+            del variables[GRPC_PORT]
         self.process: Process
         if fork is None:
             process = subprocess.Popen(

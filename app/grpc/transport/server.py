@@ -155,6 +155,7 @@ class GrpcServer:
         self, connection: Http2Connection, stream_id: int, headers: tuple[Header, ...], is_end: bool
     ) -> Http2Stream:
         """Implement OpenStream of app/http/listener/http2/connection.py."""
+        connection.has_calls = True
         fields = dict(headers)
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             connection.send_headers(stream_id, _UNSUPPORTED, is_end=True)

@@ -87,6 +87,9 @@ class ClockedConnection(ABC):
         """Whether bytes wait for the client."""
 
     @abstractmethod
+    def check_answered(self, now_s: float) -> None: ...
+
+    @abstractmethod
     def drain(self) -> None: ...
 
     @abstractmethod
@@ -114,6 +117,7 @@ class ClockedConnection(ABC):
         now_s = time.monotonic()
         for stream in list(self._streams.values()):
             stream.check(now_s)
+        self.check_answered(now_s)
         if self._is_reader_slow(now_s):
             return
         bounds = self._bounds

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,9 @@ _WRITE_BYTES = 256 * 1024
 _UNSENT_BYTES = 64 * 1024
 # Frames that carry no request and ask for work: PING, SETTINGS, WINDOW_UPDATE, RST_STREAM and empty DATA.
 _MAX_CONTROL_FRAMES = 10_000
+# Of a request that has its response already; the stream is reset above it, or after a while.
+_MAX_DROPPED_BYTES = 64 * 1024 * 1024
+_LINGER_S = 10.0
 _DRAIN_PING = b"draining"
 _KEEPALIVE_PING = b"is alive"
 
@@ -36,6 +40,12 @@ CANCEL = int(ngh2.ErrorCode.CANCEL)
 NO_ERROR = int(ngh2.ErrorCode.NO_ERROR)
 _INTERNAL = int(ngh2.ErrorCode.INTERNAL_ERROR)
 _FLOOD = int(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
+
+
+@dataclass(slots=True)
+class _Answered:
+    since_s: float
+    dropped_bytes: int = 0
 
 
 OpenStream = Callable[["Http2Connection", int, tuple[Header, ...], bool], Http2Stream]
@@ -54,8 +64,10 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         """The client's address and port: `ipv4:127.0.0.1:40000`."""
         self._engine = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
         self._waiting: dict[int, Http2Stream] = {}
-        # Streams whose response is complete, while the client may still send.
-        self._answered: set[int] = set()
+        # Streams whose response is complete, while the client may still send; when, and how many bytes it has sent.
+        self._answered: dict[int, _Answered] = {}
+        self.has_calls = False
+        """Whether gRPC's clients use it: they move to another connection when it drains, and lose nothing."""
         self._control_frames = 0
         self._sent_bytes = 0
         self._is_flushing = self._is_full = self._is_lost = self._is_ending = self._has_refused = False
@@ -146,9 +158,24 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
             self._count_control_frame()
         stream = self._streams.get(stream_id)
         if stream is None or stream_id in self._answered:
-            self.consumed(stream_id, len(data))
+            self._drop(stream_id, data)
         else:
             stream.receive(data, is_end)
+
+    def _drop(self, stream_id: int, data: bytes) -> None:
+        """Take bytes that nothing needs, up to a bound: many clients read a response after they have sent it all."""
+        self.consumed(stream_id, len(data))
+        answered = self._answered.get(stream_id)
+        if answered is not None:
+            answered.dropped_bytes += len(data)
+            if answered.dropped_bytes > _MAX_DROPPED_BYTES:
+                self.reset(stream_id, NO_ERROR)
+
+    def check_answered(self, now_s: float) -> None:
+        """End streams whose clients do not end them after the response (RFC 9113, section 8.1)."""
+        for stream_id, answered in list(self._answered.items()):
+            if now_s - answered.since_s > _LINGER_S and not self.unsent_bytes(stream_id):
+                self.reset(stream_id, NO_ERROR)
 
     def _take_control(self, event: Any) -> None:
         self._count_control_frame()
@@ -165,11 +192,11 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
 
     def _forget(self, stream_id: int) -> None:
         stream = self._streams.pop(stream_id, None)
-        self._answered.discard(stream_id)
+        self._answered.pop(stream_id, None)
         self._waiting.pop(stream_id, None)
         if not self._streams:
             self._idle_since_s = time.monotonic()
-            if self._is_ending:
+            if self._is_ending or (self._is_draining and not self.has_calls):
                 self.refuse_streams()
         if stream is not None:
             stream.closed()
@@ -197,8 +224,7 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
     def end(self, stream_id: int, trailers: list[Header]) -> None:
         """Complete a response with its trailers."""
         if stream_id in self._streams:
-            self._answered.add(stream_id)
-            self._control_frames = 0
+            self._note_answered(stream_id)
             self._submit(self._engine.send_trailers, stream_id, trailers)
 
     def reset(self, stream_id: int, error_code: int = CANCEL) -> None:
@@ -219,11 +245,14 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         if stream_id not in self._streams:
             return
         if is_end:
-            self._answered.add(stream_id)
-            self._control_frames = 0
+            self._note_answered(stream_id)
         if not self._submit(partial(send, end_stream=is_end), stream_id, content):
             # The client must not wait for the rest of a response that cannot be sent.
             self._submit(self._engine.reset_stream, stream_id, _INTERNAL)
+
+    def _note_answered(self, stream_id: int) -> None:
+        self._answered[stream_id] = _Answered(time.monotonic())
+        self._control_frames = 0
 
     def _submit(self, submit: Callable[..., object], *arguments: Any) -> bool:
         """Hand something to the library, and send it soon. Returns False if it is not accepted: where the connection
@@ -257,8 +286,6 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         except ngh2.NGH2Error as error:
             self._end_broken(error)
             return
-        if self._answered and not self._is_full:
-            self._end_answered()
         if self._waiting:
             self._call_waiting()
         if not (self._engine.want_read or self._engine.want_write):
@@ -269,13 +296,6 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
             self._sent_bytes += len(data)
             self.transport.write(data)
 
-    def _end_answered(self) -> None:
-        """Tell clients that still send into a complete response to stop. As RFC 9113, section 8.1, asks."""
-        sent = [each for each in self._answered if not self._engine.queued_body_size(each)]
-        for stream_id in sent:
-            self._answered.discard(stream_id)
-            self._submit(self._engine.reset_stream, stream_id, NO_ERROR)
-
     def _call_waiting(self) -> None:
         for stream_id, stream in list(self._waiting.items()):
             if not self._engine.queued_body_size(stream_id):
@@ -283,13 +303,17 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
                 stream.has_space()
 
     def drain(self) -> None:
-        """Ask the client to open no further streams; close when those that are open have ended."""
+        """Ask the client to open no further streams; close when those that are open have ended.
+
+        Clients of HTTP, httpx among them, take this for the end of all streams. They are asked when none is open.
+        """
         if self._is_draining or self._is_lost:
             return
         self._is_draining = True
         self._drained_s = time.monotonic()
-        self._submit(self._engine.send_shutdown_notice)
-        self._submit(self._engine.ping, _DRAIN_PING)
+        if self.has_calls or not self._streams:
+            self._submit(self._engine.send_shutdown_notice)
+            self._submit(self._engine.ping, _DRAIN_PING)
 
     def shutdown(self) -> None:
         """Drain, without the wait for streams that the client is about to open: the server stops."""
