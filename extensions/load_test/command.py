@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from extensions.load_test.results.page import html_page
 from extensions.load_test.run import LoadPlan, LoadRun
 from extensions.load_test.screen import SHOW_CURSOR, show, table
 from extensions.load_test.target import Credentials, LoadTarget, NoTarget, RequestWriter, Wanted, find_target
+from frameworks.core.extras import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ async def _http_client(options: LoadTestOptions) -> Client:
 
 async def _grpc_client(options: LoadTestOptions) -> Client:
     """Raises NoTarget, ValueError."""
+    if find_spec("grpc") is None:
+        raise NoTarget(f"--protocol grpc: expected the extra grpc-client, got none; {install_command('grpc-client')}")
     # Before the import: gRPC writes failed connections to standard error, over the table.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from extensions.load_test.grpc_calls import CallWriter, GrpcClient, find_grpc_target
