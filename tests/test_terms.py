@@ -26,7 +26,7 @@ FINISHED = (
 
 ASKED = {
     "app/auth": "key|tenant|digest|token bucket",
-    "app/grpc": "gRPC|grpcio|call|message",
+    "app/grpc": "gRPC|call|message|stream",
     "app/workers": "worker|supervisor",
     "extensions/clients": "API|route|codec|request|response|token",
     "extensions/search/collections/index": "k-means|inverted list|index|recall",

@@ -104,10 +104,11 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TlsServe
 def test_certificate_names_tenant(tenants: tuple[TlsServer, Authority, str], names: tuple[str, ...]) -> None:
     server, clients, _ = tenants
     pair = clients.issue(*names)
-    with server.client(pair) as client:
-        listed = client.get("/models").json()["models"]
-        assert [model["name"] for model in listed] == ["echo"]
-        assert client.post("/models/echo/unload").status_code == 403
+    for http2 in (False, True):
+        with server.client(pair, http2) as client:
+            listed = client.get("/models").json()["models"]
+            assert [model["name"] for model in listed] == ["echo"]
+            assert client.post("/models/echo/unload").status_code == 403
     assert server.call(pair) == b"\x08\x01"
 
 

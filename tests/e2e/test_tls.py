@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,6 +35,21 @@ def test_curl_gets_answer(plain: TlsServer) -> None:
     done = plain.curl("--http1.1", "-w", "%{http_code} %{http_version}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("200 1.1")
+
+
+def test_http2_is_chosen_by_alpn(plain: TlsServer) -> None:
+    values = [float(number) for number in range(100_000)]
+    with plain.client(http2=True) as client, plain.client() as other:
+        request = {"model_name": "echo", "input_data": values}
+        answer = client.post("/infer", json=request)
+        assert (answer.http_version, answer.json()["output_data"]) == ("HTTP/2", values)
+        assert other.get("/health/live").http_version == "HTTP/1.1"
+
+
+def test_grpc_is_served_beside_https(plain: TlsServer) -> None:
+    with plain.channel(port=plain.server.port) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        assert call(b"", timeout=60) == b"\x08\x01"
 
 
 def test_old_version_is_refused(plain: TlsServer) -> None:

@@ -38,8 +38,8 @@ class TlsServer:
             context.load_cert_chain(*pair.write(self.folder, "client"))
         return context
 
-    def client(self, pair: Pair | None = None) -> httpx.Client:
-        return httpx.Client(base_url=self.url, verify=self.context(pair), trust_env=False, timeout=120)
+    def client(self, pair: Pair | None = None, http2: bool = False) -> httpx.Client:
+        return httpx.Client(base_url=self.url, verify=self.context(pair), trust_env=False, timeout=120, http2=http2)
 
     def ca_file(self) -> str:
         """Write the certificate of the authority; return the path of its file."""
@@ -52,11 +52,12 @@ class TlsServer:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     @contextmanager
-    def channel(self, pair: Pair | None = None) -> Iterator[grpc.Channel]:
+    def channel(self, pair: Pair | None = None, port: int = 0) -> Iterator[grpc.Channel]:
+        """`port`: 0 for the own one of gRPC."""
         own = () if pair is None else (pair.key, pair.certificate)
         credentials = grpc.ssl_channel_credentials(self.authority.pem, *own)
         options = [("grpc.use_local_subchannel_pool", 1)]
-        with grpc.secure_channel(f"localhost:{self.server.grpc_port}", credentials, options) as channel:
+        with grpc.secure_channel(f"localhost:{port or self.server.grpc_port}", credentials, options) as channel:
             yield channel
 
     def call(self, pair: Pair | None = None, *metadata: tuple[str, str]) -> bytes:

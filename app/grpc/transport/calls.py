@@ -70,7 +70,7 @@ class ReceivedCall:
 
 
 class OpenCalls:
-    """What the calls of a server share. Owned by the event loop."""
+    """The state that the calls of a server share. Owned by the event loop."""
 
     def __init__(self, max_message_bytes: int, request_s: float) -> None:
         """`max_message_bytes`: of one request, compressed or not. `request_s`: until a unary call has its request."""
@@ -259,7 +259,7 @@ class UnaryCall(CallStream):
                 self._hold.resize(0)
             self._send(await self._handler(request, self._call))
             self._succeed()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, the log has it
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
             self._fail(_as_grpc_error(error, self._path))
 
 
@@ -335,7 +335,7 @@ class StreamCall(CallStream):
                 self._send(response)
                 await self._wait_for_space()
             self._succeed()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, the log has it
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
             self._fail(_as_grpc_error(error, self._path))
         finally:
             await _close(responses)

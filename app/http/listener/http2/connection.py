@@ -22,7 +22,7 @@ _STREAM_WINDOW_BYTES = 256 * 1024
 # Larger frames than the default of 16 KiB make fewer events of a large request.
 _MAX_FRAME_BYTES = 64 * 1024
 _MAX_HEADER_LIST_BYTES = 64 * 1024
-# What a connection may hold is bounded by the windows of its streams. A stream whose handler does not read must not
+# The windows of its streams bound the bytes that a connection may hold. A stream whose handler does not read must not
 # stop the others.
 _CONNECTION_WINDOW_BYTES = 2**31 - 1
 # Serialized at once. The rest stays in the streams, where it is counted, until the socket takes it.
@@ -119,7 +119,7 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         """Close the connection of a client that breaks the protocol, or a bound of it."""
         log.debug("a connection of HTTP/2 was ended", reason=str(error))
         with suppress(ngh2.NGH2Error):
-            self._write()  # what the client is told about it
+            self._write()  # the reason, for the client
         self._close()
 
     def _close(self) -> None:
@@ -182,7 +182,7 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         if isinstance(event, ngh2.SettingsReceived):
             self._has_preface = True
         elif isinstance(event, ngh2.PingAcknowledged) and event.opaque_data == _DRAIN_PING:
-            # What the client had sent before it saw the notice has arrived.
+            # All that the client had sent before it saw the notice has arrived.
             self.refuse_streams()
 
     def _count_control_frame(self) -> None:
@@ -323,7 +323,7 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
             self.refuse_streams()
 
     def refuse_streams(self) -> None:
-        """Take no further streams. The client is told which was the last."""
+        """Take no further streams: GOAWAY names the last one."""
         if not self._has_refused:
             self._has_refused = True
             self._submit(self._engine.send_goaway, NO_ERROR)
@@ -354,7 +354,7 @@ class _RefusedStream:
 
 
 REFUSED = _RefusedStream()
-"""What OpenStream returns for a stream that it has answered."""
+"""The result of OpenStream for a stream that it has answered."""
 _CONFIGURATION = ngh2.Configuration(
     auto_window_update=False, max_inbound_header_list_size=_MAX_HEADER_LIST_BYTES, max_continuations=8
 )
