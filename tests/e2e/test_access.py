@@ -129,7 +129,7 @@ SERVICE = "inference.GRPCInferenceService"
 GRPC = {
     "grpc.health.v1.Health/Check": "none",
     "grpc.health.v1.Health/Watch": "none",
-    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "read",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "read",
     f"{SERVICE}/ServerLive": "read",
     f"{SERVICE}/ServerReady": "read",
     f"{SERVICE}/ServerMetadata": "read",
@@ -158,7 +158,7 @@ OPENAI_BODIES: dict[str, dict[str, Any]] = {
     "similarity": {"items": ["a"]},
 }
 
-HIDDEN_GRPC = {"grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "read"}
+HIDDEN_GRPC = {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "read"}
 
 KEYS = {scope: make_key("search", scope) for scope in Scope}
 FOREIGN = make_key("chat")

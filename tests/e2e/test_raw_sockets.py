@@ -85,7 +85,7 @@ def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
         b"POST /infer HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999999\r\n\r\n",
         b"POST /infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\nhello\r\n",
         b"POST /infer HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\rx",
         b"GET " + b"/a" * 100_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
         b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n",
         b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000 + b"\r\n",

@@ -93,13 +93,15 @@ class CallStream(ABC):
         "_connection",
         "_encoding",
         "_has_headers",
-        "_hold",
         "_is_answered",
         "_is_closed",
         "_path",
+        "_queued_bytes",
         "_reader",
+        "_received",
         "_stream_id",
         "_task",
+        "_unsent",
     )
 
     def __init__(
@@ -120,9 +122,12 @@ class CallStream(ABC):
         self._encoding = encoding
         self._reader = MessageReader(calls.max_message_bytes)
         self._begun_s = time.monotonic()
+        self._queued_bytes = 0
         self._task: asyncio.Task[None] | None = None
-        # Of the tenant's bytes; None while nothing was large enough to be counted.
-        self._hold: ByteHold | None = None
+        # Of the tenant's bytes: requests that no handler has, and responses that are not sent. None while nothing was
+        # large enough to be counted.
+        self._received: ByteHold | None = None
+        self._unsent: ByteHold | None = None
         self._has_headers = self._is_answered = self._is_closed = False
         calls.num_open += 1
 
@@ -132,8 +137,9 @@ class CallStream(ABC):
     def closed(self) -> None:
         """The handler is cancelled, if it still runs."""
         self._is_closed = self._is_answered = True
-        if self._hold is not None:
-            self._hold.release()
+        for hold in (self._received, self._unsent):
+            if hold is not None:
+                hold.release()
         if self._task is not None:
             self._task.cancel()
         else:
@@ -167,17 +173,25 @@ class CallStream(ABC):
         """Return the messages that end with `data`; None if the call was ended with an error."""
         try:
             messages = self._reader.read(data)
-            if self._reader.unfinished_bytes > UNCOUNTED_BYTES:
-                self._held().resize(self._reader.unfinished_bytes)
+            for message in messages:
+                self._queued_bytes += len(message.content)
+            self._count_received()
         except (GrpcError, RoundhouseError) as error:
             self._fail(_as_grpc_error(error, self._path))
             return None
         return messages
 
-    def _held(self) -> ByteHold:
-        if self._hold is None:
-            self._hold = self._calls.byte_limit_of(self._call.principal.tenant).hold()
-        return self._hold
+    def _count_received(self) -> None:
+        """Count the requests that no handler has. Raises Overloaded without room for them."""
+        num_bytes = self._queued_bytes + self._reader.unfinished_bytes
+        if self._received is None:
+            if num_bytes <= UNCOUNTED_BYTES:
+                return
+            self._received = self._new_hold()
+        self._received.resize(num_bytes)
+
+    def _new_hold(self) -> ByteHold:
+        return self._calls.byte_limit_of(self._call.principal.tenant).hold()
 
     async def _content(self, message: ReceivedMessage) -> bytes:
         """Return the content of a message, without its compression. Raises GrpcError."""
@@ -198,7 +212,9 @@ class CallStream(ABC):
             connection.send_headers(stream_id, RESPONSE_HEADERS)
         connection.send_data(stream_id, framed(response))
         if len(response) > UNCOUNTED_BYTES:
-            self._held().add(len(response))
+            if self._unsent is None:
+                self._unsent = self._new_hold()
+            self._unsent.add(len(response))
 
     def _succeed(self) -> None:
         if not self._is_answered:
@@ -254,9 +270,9 @@ class UnaryCall(CallStream):
     async def _answer(self, message: ReceivedMessage) -> None:
         try:
             request = await self._content(message) if message.is_compressed else message.content
-            if self._hold is not None:
-                # The handler counts the request itself, from here on without a pause.
-                self._hold.resize(0)
+            # The handler counts the request itself, from here on without a pause.
+            self._queued_bytes = 0
+            self._count_received()
             self._send(await self._handler(request, self._call))
             self._succeed()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
@@ -321,7 +337,8 @@ class StreamCall(CallStream):
             self._arrived.clear()
             await self._arrived.wait()
         content = await self._content(self._unread[0])
-        self._unread.popleft()
+        self._queued_bytes -= len(self._unread.popleft().content)
+        self._count_received()
         if not self._unread:
             self._connection.consumed(self._stream_id, self._unread_bytes)
             self._unread_bytes = 0
@@ -346,8 +363,8 @@ class StreamCall(CallStream):
             self._space.clear()
             self._connection.call_when_sent(self._stream_id)
             await self._space.wait()
-        if self._hold is not None:
-            self._hold.resize(min(self._hold.held_bytes, self._connection.unsent_bytes(self._stream_id)))
+        if self._unsent is not None:
+            self._unsent.resize(min(self._unsent.held_bytes, self._connection.unsent_bytes(self._stream_id)))
 
 
 def _as_grpc_error(error: BaseException, path: str) -> GrpcError:

@@ -175,7 +175,14 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         """End streams whose clients do not end them after the response (RFC 9113, section 8.1)."""
         for stream_id, answered in list(self._answered.items()):
             if now_s - answered.since_s > _LINGER_S and not self.unsent_bytes(stream_id):
-                self.reset(stream_id, NO_ERROR)
+                # Trailers may wait for a window that the client never opens: then the response is not complete.
+                self.reset(stream_id, NO_ERROR if self._has_window(stream_id) else CANCEL)
+
+    def _has_window(self, stream_id: int) -> bool:
+        try:
+            return min(self._engine.remote_window_size, self._engine.stream_remote_window_size(stream_id)) > 0
+        except ngh2.NGH2Error:
+            return False
 
     def _take_control(self, event: Any) -> None:
         self._count_control_frame()
