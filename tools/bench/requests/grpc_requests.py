@@ -50,9 +50,7 @@ def measure_grpc(vector: Path) -> list[Row]:
     figure = {name: median(values) for name, values in figures.items()}
     what = f"16 floats by gRPC, {_IN_FLIGHT} in flight"
     return [
-        Row(
-            f"{what}, ModelInfer with raw contents: server CPU a call", f"{figure['ModelInfer, raw']:.0f} µs", "≤ 50 µs"
-        ),
+        Row(f"{what}, ModelInfer, raw contents: server CPU a call", f"{figure['ModelInfer, raw']:.0f} µs", "≤ 50 µs"),
         Row("the same with typed contents", f"{figure['ModelInfer, typed']:.0f} µs", "-"),
         Row("the same by Predict", f"{figure['Predict']:.0f} µs", "-"),
         Row("16 floats by gRPC, grpc.aio client, 1 caller", f"{figure['aio 1']:,.0f} calls/s", "-"),

@@ -146,13 +146,12 @@ class Http2Exchange:
         self._more_body = not is_end
         if self._is_complete:
             self._connection.consumed(self._stream_id, len(data))
-        elif self._collected is not None and not self._is_full:
+        elif self._collected is not None:
             self._collect(data)
         else:
             self._body.append(data)
             self._unread_bytes += len(data)
-            if not self._count_unread():
-                self._is_full = True
+            self._count_unread()
         if is_end or self._collected is None or self._is_full:
             self._tell()
 
@@ -182,13 +181,12 @@ class Http2Exchange:
             self._is_late = True
             self._tell()
 
-    def _count_unread(self) -> bool:
-        """Count the bytes that are not taken yet; False if the server has no room for them."""
-        if self._unread_bytes <= UNCOUNTED_BYTES:
-            return True
-        if self._unread_hold is None:
-            self._unread_hold = self._server.limits.byte_limit.hold()
-        return self._unread_hold.try_grow(self._unread_bytes - self._unread_hold.held_bytes)
+    def _count_unread(self) -> None:
+        """Count the bytes that are not taken yet. They exist, and the window bounds them."""
+        if self._unread_bytes > UNCOUNTED_BYTES:
+            if self._unread_hold is None:
+                self._unread_hold = self._server.limits.byte_limit.hold()
+            self._unread_hold.add(self._unread_bytes - self._unread_hold.held_bytes)
 
     def _tell(self) -> None:
         self._has_news = True
@@ -244,8 +242,9 @@ class Http2Exchange:
         assert self._collected is not None
         self._collected.append(data)
         self._most_bytes -= len(data)
-        if not self._try_grow(len(data)) or self._most_bytes < 0:
+        if self._is_full or not self._try_grow(len(data)) or self._most_bytes < 0:
             self._is_full = True
+            self._unread_bytes += len(data)
         else:
             self._connection.consumed(self._stream_id, len(data))
 
@@ -253,6 +252,7 @@ class Http2Exchange:
         """Return what has arrived, and let the client send more."""
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
+        self._is_full = False
         if self._unread_bytes:
             self._connection.consumed(self._stream_id, self._unread_bytes)
             self._unread_bytes = 0
