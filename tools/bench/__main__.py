@@ -104,7 +104,8 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "startup": [lambda: measure_startup(vector)],
         "calls": [lambda: measure_calls(folder, _MODELS)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
-        "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
+        "open-inference": [lambda: measure_open_inference(image, vector)],
+        "grpc": [lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "images": [lambda: measure_images(folder / "images")],
         "tasks": [

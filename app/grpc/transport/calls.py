@@ -211,6 +211,16 @@ class CallStream(ABC):
             self._has_headers = True
             connection.send_headers(stream_id, RESPONSE_HEADERS)
         connection.send_data(stream_id, framed(response))
+        self._count_unsent(response)
+
+    def _respond(self, response: bytes) -> None:
+        """Send the only response, and end the call."""
+        if not self._is_answered:
+            self._is_answered = True
+            self._connection.respond(self._stream_id, RESPONSE_HEADERS, framed(response), OK_TRAILERS)
+            self._count_unsent(response)
+
+    def _count_unsent(self, response: bytes) -> None:
         if len(response) > UNCOUNTED_BYTES:
             if self._unsent is None:
                 self._unsent = self._new_hold()
@@ -273,8 +283,7 @@ class UnaryCall(CallStream):
             # The handler counts the request itself, from here on without a pause.
             self._queued_bytes = 0
             self._count_received()
-            self._send(await self._handler(request, self._call))
-            self._succeed()
+            self._respond(await self._handler(request, self._call))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
             self._fail(_as_grpc_error(error, self._path))
 

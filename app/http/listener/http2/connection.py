@@ -228,6 +228,22 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         """Send a part of a response's body; the last one with `is_end`."""
         self._send(stream_id, self._engine.send_data, data, is_end)
 
+    def respond(self, stream_id: int, headers: list[Header], body: bytes, trailers: list[Header]) -> None:
+        """Send a whole response with trailers, at half the cost of its parts."""
+        if stream_id not in self._streams:
+            return
+        self._note_answered(stream_id)
+        engine = self._engine
+        try:
+            engine.send_response(stream_id, headers)
+            engine.send_data(stream_id, body)
+            engine.send_trailers(stream_id, trailers)
+        except ngh2.NGH2Error as error:
+            log.debug("a response over HTTP/2 was not sent", reason=str(error))
+            self._submit(engine.reset_stream, stream_id, _INTERNAL)
+        if not self._is_flushing:
+            self._flush_soon()
+
     def end(self, stream_id: int, trailers: list[Header]) -> None:
         """Complete a response with its trailers."""
         if stream_id in self._streams:
