@@ -18,7 +18,6 @@ from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.listener.http2.clocks import Http2Bounds, http2_bounds
 from app.http.listener.http2.connection import Http2Connection
 from app.http.listener.http2.exchange import AsgiStreams
-from app.http.listener.http2.first_bytes import H2, FirstBytes
 from app.http.listener.protocol import BoundedHttpProtocol
 from app.http.listener.sockets import BACKLOG
 from app.http.listener.tls import tls_protocol
@@ -128,22 +127,23 @@ def server_tls(loaded: LoadedSettings) -> ServerTls | None:
 
 def _http_class(connections: Connections, http2: Http2Bounds) -> Any:
     """Return the class of connections for uvicorn.Config: HTTP/1.1 and HTTP/2 on one port."""
-    http_class = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
 
     def make_http2(http: Any) -> Http2Connection:
         state = http.server_state
         streams = AsgiStreams(http.app, http.root_path, state, http.app_state, connections)
         return Http2Connection(streams.open, http2, connections, state.connections)
 
-    def make_plain(**parts: Any) -> FirstBytes:
-        http = http_class(**parts)
-        return FirstBytes(http, partial(make_http2, http))
+    if connections.tls is None:
+        parts = {"limits": connections, "make_http2": staticmethod(make_http2)}
+        return type("HttpProtocol", (BoundedHttpProtocol,), parts)
+    http_class = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
 
     def make_chosen(protocol: str | None, **parts: Any) -> asyncio.Protocol:
+        """`protocol`: by ALPN."""
         http: asyncio.Protocol = http_class(**parts)
-        return make_http2(http) if protocol == H2 else http
+        return make_http2(http) if protocol == "h2" else http
 
-    return make_plain if connections.tls is None else tls_protocol(make_chosen, connections.tls, connections)
+    return tls_protocol(make_chosen, connections.tls, connections)
 
 
 log = structlog.get_logger(__name__)

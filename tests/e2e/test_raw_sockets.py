@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import ngh2
 import pytest
 
 from tests.e2e.load import batches, batches_since
@@ -229,3 +230,35 @@ def test_disconnect_drops_queued_batches(model: bytes, server: RunningServer) ->
     assert server.wait_for_log("request", status=499, model=model.decode())["code"] == "client_gone"
     assert len(server.infer(model.decode(), text="next")["embeddings"]) == 1
     assert batches_since(ran, server, model.decode())[1] < 3000, "the rest of the texts was dropped"
+
+
+@pytest.mark.parametrize("step", [1, 7, 24, 30, 20_000])
+def test_preface_of_http2_in_parts_is_found(step: int, server: RunningServer) -> None:
+    """Also with a long first request behind it, and where parts of the preface arrive one by one."""
+    client = ngh2.Connection(ngh2.Role.CLIENT)
+    client.initiate_connection()
+    body = json.dumps({"model_name": "float32", "input_data": [1.5] * 3_000}).encode()
+    head = ((b":method", b"POST"), (b":path", b"/infer"), (b":scheme", b"http"), (b":authority", b"localhost"))
+    client.send_data(client.send_request([*head, (b"content-type", b"application/json")]), body, end_stream=True)
+    sent = client.data_to_send()
+    with connected(server) as connection:
+        for start in range(0, 60, step):
+            connection.sendall(sent[start : min(start + step, 60)])
+        connection.sendall(sent[60:])
+        events: list[object] = []
+        while not any(isinstance(event, ngh2.StreamClosed) for event in events):
+            received = connection.recv(65_536)
+            assert received
+            client.receive_data(received)
+            events += client.events()
+            connection.sendall(client.data_to_send())
+    (answer,) = (event for event in events if isinstance(event, ngh2.ResponseReceived))
+    assert dict(answer.headers)[b":status"] == b"200"
+
+
+def test_preface_after_a_request_is_refused(server: RunningServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert one_answer(connection)[0] == 200
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert one_answer(connection)[0] == 400

@@ -1,4 +1,8 @@
-"""The rarer ways of a connection's bytes into the parser: long chunks, offers to upgrade, heads that are refused."""
+"""The rarer ways of a connection's bytes: long chunks, offers to upgrade, HTTP/2, heads that are refused."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import httptools
 
@@ -12,6 +16,10 @@ MAX_PIPELINED = 16
 """Requests of a connection that wait behind another one; at this number the connection is not read further."""
 LONG_BODY_BYTES = 256 * 1024
 """Bodies from this length on may be received into memory of their own."""
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first bytes of every client of HTTP/2 (RFC 9113, section 3.4)."""
+_PREFACE_ERROR = "Pause on PRI/Upgrade"
+"""The error of the parser at their end."""
 SLICE_BYTES = 8 * 1024
 """The parser cannot be stopped within the bytes that it gets: the requests in one slice may exceed MAX_PIPELINED."""
 
@@ -28,6 +36,10 @@ class ParsingProtocol(ClockedProtocol):
     """A connection that parses no more than it can hold."""
 
     cycle: "HeldCycle"
+    make_http2: Callable[[Any], asyncio.Protocol] | None = None
+    """Makes the protocol of a connection of HTTP/2 from this one; None where it cannot take over the connection."""
+    successor: asyncio.Protocol | None = None
+    """The protocol that has taken over."""
     _head_bytes = 0
     # Bytes that arrived since the parser last reported something: a header without end adds to nothing else.
     _held_bytes = 0
@@ -74,6 +86,9 @@ class ParsingProtocol(ClockedProtocol):
                 self.parser.feed_data(part)
             except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
                 self.feed_behind(error, part)
+                if self.successor is not None:
+                    self.successor.data_received(bytes(rest))
+                    return
             if rest and self._holds_body():
                 self._unparsed = rest
                 self.flow.pause_reading()
@@ -98,6 +113,10 @@ class ParsingProtocol(ClockedProtocol):
         """Continue behind the error of the parser if it is an offer to upgrade; else refuse the request."""
         rest = memoryview(data)
         while True:
+            first: HeldCycle | None = self.cycle
+            if first is None and str(error) == _PREFACE_ERROR and self.make_http2 is not None:
+                self._turn_to_http2(data)
+                return
             if not isinstance(error, httptools.HttpParserUpgrade):
                 self.logger.warning("invalid HTTP request")
                 self.send_400_response("the request is not valid HTTP/1.1")
@@ -115,6 +134,25 @@ class ParsingProtocol(ClockedProtocol):
                 return
             except (httptools.HttpParserUpgrade, httptools.HttpParserError) as next_error:
                 error = next_error
+
+    def _turn_to_http2(self, data: bytes | memoryview) -> None:
+        """Leave the connection to HTTP/2: its first bytes are those of every client of it. `data` has their end."""
+        assert self.make_http2 is not None
+        seen_bytes = self._held_bytes - len(data)
+        rest = bytes(data[len(_PREFACE) - seen_bytes :])
+        self.leave()
+        self.successor = self.make_http2(self)
+        self.successor.connection_made(self.transport)
+        self.transport.set_protocol(self.successor)
+        self.successor.data_received(_PREFACE + rest)
+
+    def leave(self) -> None:
+        """Leave the connection to another protocol, before its first request."""
+        self.limits.forget()
+        self.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def end_body(self) -> None:
         """Note the end of a body that the parser has not seen: it still expects the rest, and another one follows."""

@@ -62,24 +62,20 @@ class BoundedHttpProtocol(ParsingProtocol):
         self._unparsed = b""
         super().connection_lost(exc)
 
-    def leave(self) -> None:
-        """Leave the connection to another protocol, before its first bytes."""
-        self.limits.forget()
-        self.connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def data_received(self, data: bytes) -> None:
         size = len(data)
         if size > SLICE_BYTES or self._unparsed:
             self.feed_slices(data)
+            if self.successor is not None:
+                return
         else:
             self._held_bytes += size
             try:
                 self.parser.feed_data(data)
             except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
                 self.feed_behind(error, data)
+                if self.successor is not None:
+                    return
         if self._held_bytes > MAX_HEAD_BYTES:
             self.refuse_head()
         cycle = self.cycle
