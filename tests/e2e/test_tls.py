@@ -39,8 +39,8 @@ def test_curl_gets_answer(plain: TlsServer) -> None:
 
 def test_http2_is_chosen_by_alpn(plain: TlsServer) -> None:
     values = [float(number) for number in range(100_000)]
-    plain.server.wait_ready()
     with plain.client(http2=True) as client, plain.client() as other:
+        wait_until(lambda: other.get("/health/ready").status_code == 200)
         request = {"model_name": "echo", "input_data": values}
         answer = client.post("/infer", json=request)
         assert (answer.http_version, answer.json()["output_data"]) == ("HTTP/2", values)
