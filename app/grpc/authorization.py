@@ -8,9 +8,8 @@ the only message are checked before its handler gets them.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
@@ -19,7 +18,7 @@ from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.permissions import EXEMPT, GRPC_ACCESS, INFER
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.signatures import SignedRequest, is_signed
-from app.grpc.call import Call, GrpcError, Header, Stream, Unary
+from app.grpc.call import Call, GrpcError, Header, Stream, StreamingCall, Unary
 from app.grpc.handler import as_grpc_error, begin_record
 from app.observability.audit import log_outcome
 from app.observability.metrics import Observer
@@ -72,10 +71,8 @@ class CallAuthorization:
 
     async def _refuse(
         self, path: str, principal: Principal, error: RoundhouseError, requests: AsyncIterator[bytes], call: Call
-    ) -> AsyncIterator[bytes]:
+    ) -> None:
         """End a refused call. As a handler of any number of requests, of which it reads none."""
-        for _ in ():
-            yield b""  # a handler of streams is a generator
         if principal.is_signed:
             await self._use_nonce(path, call)
         raise await self._note(path, principal, error, call)
@@ -118,19 +115,18 @@ class CallAuthorization:
             streams[path] = self._with_scope(path, stream, partial(self._answer_signed_stream, path, stream))
 
     def _with_scope(
-        self, path: str, handler: Callable[[Any, Call], Any], answer_signed: Callable[[Any, Call], Any]
-    ) -> Callable[[Any, Call], Any]:
+        self, path: str, handler: Callable[[Any, Any], Any], answer_signed: Callable[[Any, Any], Any]
+    ) -> Callable[[Any, Any], Any]:
         """`answer_signed`: checks a signed call before it runs the handler."""
         access = GRPC_ACCESS.get(path)
         if access is EXEMPT:
             return handler
         scope = None if access is None else access.scope
 
-        def handle(requests: Any, call: Call) -> Awaitable[bytes] | AsyncIterator[bytes]:
+        def handle(requests: Any, call: Any) -> Awaitable[Any]:
             if self._authenticator.required and (call.principal is ANONYMOUS or scope not in call.principal.scopes):
                 raise GrpcError("PERMISSION_DENIED", f"method: expected a key with a scope of {path}, got none of it")
-            result: Awaitable[bytes] | AsyncIterator[bytes]
-            result = (answer_signed if call.principal.is_signed else handler)(requests, call)
+            result: Awaitable[Any] = (answer_signed if call.principal.is_signed else handler)(requests, call)
             return result
 
         return handle
@@ -142,14 +138,11 @@ class CallAuthorization:
         return await handler(request, call)
 
     async def _answer_signed_stream(
-        self, path: str, handler: Stream, requests: AsyncIterator[bytes], call: Call
-    ) -> AsyncIterator[bytes]:
+        self, path: str, handler: Stream, requests: AsyncIterator[bytes], call: StreamingCall
+    ) -> None:
         """Answer the only request of a signed stream. Raises GrpcError, also for a second request."""
         await self._use_nonce(path, call)
-        responses = cast(Any, handler(_SignedRequests(requests, partial(self._check_message, path, call)), call))
-        async with aclosing(responses):
-            async for response in responses:
-                yield response
+        await handler(_SignedRequests(requests, partial(self._check_message, path, call)), call)
 
     async def _check_message(self, path: str, call: Call, message: bytes, is_second: bool = False) -> None:
         """Raise GrpcError unless the message is the only one of its call and agrees with the digest, which is among

@@ -45,10 +45,17 @@ class Call(Protocol):
     def checked(self) -> KeyCheck | None: ...
 
 
+class StreamingCall(Call, Protocol):
+    """A call with any number of responses."""
+
+    def send(self, response: bytes, /) -> Awaitable[None]:
+        """Send a response, and return when the client can take another one. Without effect after the call's end."""
+
+
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
 """Handler of one serialized request; returns one serialized response. Raises GrpcError."""
-Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
-"""Handler of any number of serialized requests; yields any number of serialized responses. Raises GrpcError."""
+Stream = Callable[[AsyncIterator[bytes], StreamingCall], Awaitable[None]]
+"""Handler of any number of serialized requests, which sends any number of serialized responses. Raises GrpcError."""
 Check = Callable[[str, list[Header], tuple[str, ...]], Principal | Stream]
 """Decide on a call by its full method name, its metadata and the names in the client's certificate: its principal, or
 a handler that refuses it. Never raises."""

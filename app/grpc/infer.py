@@ -3,11 +3,10 @@
 import asyncio
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from app.grpc.call import Call, GrpcError, earlier_ms
+from app.grpc.call import Call, GrpcError, StreamingCall, earlier_ms
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.infer_messages import is_typed, parse_request, serialize_response, serialize_stream_response
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
@@ -25,10 +24,9 @@ from frameworks.types import Answer, ModelSpec
 
 _INFER = f"/{INFERENCE_SERVICE}/ModelInfer"
 _STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
-# Bounds of one stream: requests that run at once, and responses that the client has not read.
+# Requests of one stream that run at once.
 _MAX_CONCURRENT_REQUESTS = 64
-_MAX_UNREAD_RESPONSES = 64
-# Open streams. Each takes two threads, and half of all calls are left for other methods.
+# Open streams. Half of all calls are left for other methods.
 _MAX_STREAMS = 1024
 _MAX_STREAMS_ON_ONE_CONNECTION = 256
 # A stream without a request for as long, and with none that runs, ends.
@@ -56,43 +54,27 @@ class InferCalls:
         response: bytes = await self._handler.run(inference, call)
         return response
 
-    async def model_stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def model_stream_infer(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         """Answer tensors in the order of their requests; send generated text as soon as it is decoded."""
         with self._streams.count(call):
-            stream = _InferStream(self._handler, call)
-            reading = asyncio.create_task(stream.read(requests))
             try:
-                while (response := await stream.responses.get()) is not None:
-                    if isinstance(response, GrpcError):
-                        raise response
-                    yield response
-                    stream.unread.add(-len(response))
+                await _InferStream(self._handler, call).answer_all(requests)
             except CancelledError:
                 if not self._handler.pipeline.lifecycle.is_draining:
                     raise
                 raise GrpcError("UNAVAILABLE", "the server is draining; send the request to another server") from None
-            finally:
-                stream.unread.release()
-                reading.cancel()
-                with suppress(CancelledError):
-                    await reading
 
 
 class _InferStream:
-    """One ModelStreamInfer call."""
+    """One ModelStreamInfer call. A slow reader blocks its responses, and then the reading of its requests."""
 
-    def __init__(self, handler: GrpcHandler, call: Call) -> None:
+    def __init__(self, handler: GrpcHandler, call: StreamingCall) -> None:
         self._handler = handler
         self._call = call
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
-        # A slow reader blocks the responses of its stream, and then the reading of its requests.
-        self.responses: asyncio.Queue[bytes | GrpcError | None] = asyncio.Queue(_MAX_UNREAD_RESPONSES)
-        """Ends with None after a success, or with the error of the call."""
-        self.unread = handler.pipeline.bounds.byte_limit_of(call.principal.tenant).hold()
-        """The bytes of `responses`."""
 
-    async def read(self, requests: AsyncIterator[bytes]) -> None:
-        """Run all requests and queue their responses."""
+    async def answer_all(self, requests: AsyncIterator[bytes]) -> None:
+        """Run all requests and send their responses. Raises GrpcError for a request that ends the stream."""
         tasks: set[asyncio.Task[None]] = set()
         end: GrpcError | None = None
         previous = _completed()
@@ -109,11 +91,12 @@ class _InferStream:
             except GrpcError as error:
                 end = error
             await asyncio.gather(*tasks)
-            await self.responses.put(end)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if end is not None:
+            raise end
 
     async def _next(self, requests: AsyncIterator[bytes], tasks: set[asyncio.Task[None]]) -> bytes | None:
         """Return the next request, None at the end. Raises GrpcError if the stream is idle for too long."""
@@ -132,25 +115,24 @@ class _InferStream:
         message = received.message
         inference = _inference_call(_STREAM_INFER, received, self._call, _write_last_response, is_streamed=True)
         try:
-            response: bytes | None = await self._handler.run(
-                inference, self._call, partial(self._send_text, received, current)
-            )
-            await previous
-        except GrpcError as error:
-            failed = ModelStreamInferResponse(error_message=error.message)
-            failed.infer_response.id = message.id
-            failed.infer_response.model_name = message.model_name
-            response = failed.SerializeToString()
+            try:
+                response: bytes | None = await self._handler.run(
+                    inference, self._call, partial(self._send_text, received, current)
+                )
+                await previous
+            except GrpcError as error:
+                failed = ModelStreamInferResponse(error_message=error.message)
+                failed.infer_response.id = message.id
+                failed.infer_response.model_name = message.model_name
+                response = failed.SerializeToString()
+            finally:
+                if not current.done():
+                    current.set_result(None)
+            if response is not None:
+                await self._call.send(response)
         finally:
+            # A slow reader keeps the place, so that no more requests of its stream are read.
             self._slots.release()
-            if not current.done():
-                current.set_result(None)
-        if response is not None:
-            await self._put(response)
-
-    async def _put(self, response: bytes) -> None:
-        self.unread.add(len(response))
-        await self.responses.put(response)
 
     async def _send_text(
         self,
@@ -170,7 +152,7 @@ class _InferStream:
                 if tensors is not None:
                     part = _stream_response(request_id, typed, tensors, record, responses.is_last)
                     record.response_bytes += len(part)
-                    await self._put(part)
+                    await self._call.send(part)
 
 
 def _inference_call(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from app.grpc.call import Call, GrpcError, Stream, Unary
+from app.grpc.call import Call, GrpcError, Stream, StreamingCall, Unary
 from app.grpc.handler import GrpcHandler
 from app.grpc.infer import InferCalls
 from app.grpc.messages import (
@@ -83,8 +83,8 @@ class HealthCalls:
             raise GrpcError("NOT_FOUND", f'service: expected one of {known}, got "{service[:200]}"')
         return self._status(service)
 
-    async def watch(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        """Yield the status now and after every change. Raises GrpcError after an hour."""
+    async def watch(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
+        """Send the status now and after every change. Raises GrpcError after an hour."""
         with self._streams.count(call):
             request = await next_request(requests, _IDLE_S)
             if request is None:
@@ -95,7 +95,7 @@ class HealthCalls:
                 status = self._status(service)
                 if status != last_status:
                     last_status = status
-                    yield status
+                    await call.send(status)
                 await asyncio.sleep(_WATCH_INTERVAL_S)
             raise GrpcError("UNAVAILABLE", "a watch ends after an hour; watch again")
 
@@ -116,7 +116,7 @@ class ReflectionCalls:
         self._services = sorted(services)
         self._streams = OpenStreams("ServerReflectionInfo", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
 
-    async def server_reflection_info(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def server_reflection_info(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         with self._streams.count(call):
             while (request := await next_request(requests, _IDLE_S)) is not None:
                 asked = parse_small(ServerReflectionRequest, request)
@@ -126,7 +126,7 @@ class ReflectionCalls:
                 except KeyError:
                     response.error_response.error_code = _NOT_FOUND
                     response.error_response.error_message = "expected a name of this server's descriptors; list them"
-                yield response.SerializeToString()
+                await call.send(response.SerializeToString())
 
     def _answer(self, asked: Message, response: Message) -> None:
         """Fill the response. Raises KeyError if there is no such descriptor."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -37,10 +37,17 @@ _SHORT_COMPRESSED_BYTES = 1024
 _CANCELLED = GrpcError("CANCELLED", "the call was cancelled")
 
 
+Send = Callable[[bytes], Awaitable[None]]
+
+
+async def _send_nothing(response: bytes) -> None:
+    """Stand for `send` outside of the life of a call with several responses."""
+
+
 class ReceivedCall:
     """Implement Call of app/grpc/call.py."""
 
-    __slots__ = ("_headers", "_metadata", "checked", "deadline_s", "peer", "principal")
+    __slots__ = ("_headers", "_metadata", "checked", "deadline_s", "peer", "principal", "send")
 
     def __init__(
         self,
@@ -57,6 +64,8 @@ class ReceivedCall:
         self.deadline_s = deadline_s
         self.principal = principal
         self.checked = checked
+        self.send: Send = _send_nothing
+        """Of StreamingCall; a unary call has none."""
 
     @property
     def left_s(self) -> float | None:
@@ -303,6 +312,7 @@ class StreamCall(CallStream):
         self._arrived = asyncio.Event()
         self._space = asyncio.Event()
         self._is_ended = False
+        self._call.send = self._send_in_time
         self._start(self._answer())
 
     def receive(self, data: bytes, is_end: bool) -> None:
@@ -329,6 +339,7 @@ class StreamCall(CallStream):
         super().closed()
         self._connection.consumed(self._stream_id, self._unread_bytes)
         self._unread_bytes = 0
+        self._space.set()
 
     def has_space(self) -> None:
         self._space.set()
@@ -354,17 +365,19 @@ class StreamCall(CallStream):
         return content
 
     async def _answer(self) -> None:
-        responses: AsyncIterator[bytes] | None = None
         try:
-            responses = self._handler(self, self._call)
-            async for response in responses:
-                self._send(response)
-                await self._wait_for_space()
+            await self._handler(self, self._call)
             self._succeed()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
             self._fail(_as_grpc_error(error, self._path))
         finally:
-            await _close(responses)
+            # It refers to this object, and this to the call.
+            self._call.send = _send_nothing
+
+    async def _send_in_time(self, response: bytes) -> None:
+        """Implement StreamingCall.send."""
+        self._send(response)
+        await self._wait_for_space()
 
     async def _wait_for_space(self) -> None:
         """Return at once, or when the client has taken the responses."""
@@ -389,9 +402,3 @@ def _as_grpc_error(error: BaseException, path: str) -> GrpcError:
 
 def _unfinished() -> GrpcError:
     return GrpcError("INVALID_ARGUMENT", "message: expected its whole content, got the end of the stream within it")
-
-
-async def _close(responses: Any) -> None:
-    close = getattr(responses, "aclose", None)
-    if close is not None:
-        await close()

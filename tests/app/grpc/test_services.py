@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 from app.auth.principal import ANONYMOUS
 from app.grpc.call import GrpcError
 from app.grpc.services import HealthCalls, ReflectionCalls
-from tests.support.loops import in_loop
+from tests.support.loops import in_loop, task
 
 STATUS = health_pb2.HealthCheckResponse
 
@@ -25,6 +25,10 @@ class FakeCall:
 
     def __init__(self, peer: str = "ipv4:127.0.0.1:40000") -> None:
         self.peer = peer
+        self.sent: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def send(self, response: bytes) -> None:
+        await self.sent.put(response)
 
 
 CALL: Any = FakeCall()
@@ -63,24 +67,30 @@ async def test_check_of_unknown_service_is_not_found() -> None:
 
 
 @in_loop
-async def test_watch_yields_status_after_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_sends_status_after_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.grpc.services._WATCH_INTERVAL_S", 0.0)
     readiness = iter([True, True, False, False, True])
-    watching = HealthCalls([], lambda: next(readiness)).watch(requests(health_request("")), CALL)
-    statuses = [status_of(await anext(watching)) for _ in range(3)]
+    call = FakeCall()
+    # Its readiness ends, and with it the watch.
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await HealthCalls([], lambda: next(readiness)).watch(requests(health_request("")), call)
+    statuses = [status_of(call.sent.get_nowait()) for _ in range(3)]
     assert statuses == [STATUS.SERVING, STATUS.NOT_SERVING, STATUS.SERVING]
+    assert call.sent.empty()
 
 
 @in_loop
-async def test_watch_of_unknown_service_yields_unknown() -> None:
-    watching = HealthCalls([], lambda: True).watch(requests(health_request("c")), CALL)
-    assert status_of(await anext(watching)) == STATUS.SERVICE_UNKNOWN
+async def test_watch_of_unknown_service_sends_unknown() -> None:
+    call = FakeCall()
+    watching = task(HealthCalls([], lambda: True).watch(requests(health_request("c")), call))
+    assert status_of(await call.sent.get()) == STATUS.SERVICE_UNKNOWN
+    watching.cancel()
 
 
 @in_loop
 async def test_watch_without_request_is_invalid_argument() -> None:
     with pytest.raises(GrpcError) as raised:
-        await anext(HealthCalls([], lambda: True).watch(requests(), CALL))
+        await HealthCalls([], lambda: True).watch(requests(), CALL)
     assert raised.value.code == "INVALID_ARGUMENT"
 
 
@@ -89,12 +99,12 @@ async def test_watch_ends_after_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.grpc.services._WATCH_INTERVAL_S", 0.0)
     monkeypatch.setattr("app.grpc.services._MAX_CHECKS", 3)
     readiness = iter([True, False, True])
-    watching = HealthCalls([], lambda: next(readiness)).watch(requests(health_request("")), CALL)
-    statuses = [status_of(await anext(watching)) for _ in range(3)]
-    assert statuses == [STATUS.SERVING, STATUS.NOT_SERVING, STATUS.SERVING]
+    call = FakeCall()
     with pytest.raises(GrpcError, match="a watch ends after an hour") as raised:
-        await anext(watching)
+        await HealthCalls([], lambda: next(readiness)).watch(requests(health_request("")), call)
     assert raised.value.code == "UNAVAILABLE"
+    statuses = [status_of(call.sent.get_nowait()) for _ in range(3)]
+    assert statuses == [STATUS.SERVING, STATUS.NOT_SERVING, STATUS.SERVING]
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -109,7 +119,7 @@ async def silent() -> AsyncIterator[bytes]:
 async def test_silent_stream_ends(open_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.grpc.services._IDLE_S", 0.0)
     with pytest.raises(GrpcError, match="had no request for 0 s") as raised:
-        await anext(open_stream()(silent(), CALL))
+        await open_stream()(silent(), CALL)
     assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
@@ -120,8 +130,13 @@ async def test_watches_bounded_on_connection_and_in_all(monkeypatch: pytest.Monk
     health = HealthCalls([], lambda: True)
 
     async def watch(peer: str) -> Any:
-        watching = health.watch(requests(health_request("")), FakeCall(peer))
-        await anext(watching)
+        call = FakeCall(peer)
+        watching = task(health.watch(requests(health_request("")), call))
+        answered = task(call.sent.get())
+        await asyncio.wait([watching, answered], return_when=asyncio.FIRST_COMPLETED)
+        answered.cancel()
+        if watching.done():
+            await watching
         return watching
 
     first, _ = [await watch("a") for _ in range(2)]
@@ -131,7 +146,8 @@ async def test_watches_bounded_on_connection_and_in_all(monkeypatch: pytest.Monk
     await watch("b")
     with pytest.raises(GrpcError, match="expected at most 3 open streams in all"):
         await watch("c")
-    await first.aclose()
+    first.cancel()
+    await asyncio.wait([first])
     await watch("c")
 
 

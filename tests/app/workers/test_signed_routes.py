@@ -16,7 +16,7 @@ from app.auth.principal import Scope
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.extension import http_access
 from app.grpc.authorization import CallAuthorization
-from app.grpc.call import Call, Stream, Unary
+from app.grpc.call import Call, Stream, StreamingCall, Unary
 from app.grpc.transport.server import GrpcBounds, GrpcServer
 from app.http.gate import HttpGate
 from app.server.build import Host, build, build_routes
@@ -121,10 +121,10 @@ class Worker:
         self.num_calls += 1
         return request
 
-    async def _answer_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def _answer_stream(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         self.num_calls += 1
         async for request in requests:
-            yield request
+            await call.send(request)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from app.grpc.call import Call, Stream, Unary
+from app.grpc.call import Call, Stream, StreamingCall, Unary
 from app.grpc.transport.server import GrpcBounds, GrpcServer
 
 UNARY = "/test.Service/Unary"
@@ -63,9 +63,9 @@ async def echo(request: bytes, call: Call) -> bytes:
     return request
 
 
-async def echo_all(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+async def echo_all(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
     async for request in requests:
-        yield request
+        await call.send(request)
 
 
 class Gate:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.grpc.call import Call
+from app.grpc.call import StreamingCall
 from app.grpc.transport.framing import framed
 from app.grpc.transport.server import GrpcBounds
 from app.http.listener.http2.clocks import Http2Bounds
@@ -27,11 +27,11 @@ class Flowing:
     def __init__(self) -> None:
         self.num_sent = self.num_ended = 0
 
-    async def __call__(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def __call__(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         try:
             while True:
                 self.num_sent += 1
-                yield PIECE
+                await call.send(PIECE)
         finally:
             self.num_ended += 1
 
@@ -142,10 +142,10 @@ async def test_data_beyond_window_ends_its_connection() -> None:
     """The handler does not ask for its requests."""
     is_open = asyncio.Event()
 
-    async def late(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def late(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         await is_open.wait()
         async for request in requests:
-            yield request
+            await call.send(request)
 
     async with attacked(stream=late) as (server, address, _), Peer.connect(address) as peer:
         peer.write(headers_frame(1, STREAM) + data_frame(1, framed(b"first")))

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.grpc.call import Call, GrpcError
+from app.grpc.call import Call, GrpcError, StreamingCall
 from app.grpc.transport.server import GrpcBounds, GrpcServer
 from app.http.listener.http2.clocks import Http2Bounds
 from app.http.listener.sockets import CannotListenError
@@ -65,7 +65,7 @@ class ThreadedServer:
         finally:
             self.running -= 1
 
-    async def stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def stream(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         """Echo each request; `flood` starts endless responses, `fail` ends the call with an error."""
         try:
             async for request in requests:
@@ -75,8 +75,8 @@ class ThreadedServer:
                 if request == b"flood":
                     while True:
                         self.sent += 1
-                        yield bytes(10_000)
-                yield request
+                        await call.send(bytes(10_000))
+                await call.send(request)
         except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit: while the client does not read
             self.cancelled.set()
             raise

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.call import Call, GrpcError
+from app.grpc.call import Call, GrpcError, StreamingCall
 from app.grpc.transport.server import GrpcBounds, GrpcServer
 from tests.app.grpc.transport.serving import UNARY, echo, serving, status_of, stream_client, unary_client
 from tests.support.loops import in_loop, task
@@ -54,8 +54,8 @@ async def test_stop_sends_response_of_cancelled_handler(monkeypatch: pytest.Monk
             raise GrpcError("UNAVAILABLE", "ask another") from None
         return b""
 
-    async def rude(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        yield b"piece"
+    async def rude(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
+        await call.send(b"piece")
         await asyncio.sleep(60)
 
     async with (

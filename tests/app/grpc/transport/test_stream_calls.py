@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.call import Call, GrpcError
+from app.grpc.call import GrpcError, StreamingCall
 from tests.app.grpc.transport.serving import serving, stream_client
 from tests.support.loops import in_loop
 
@@ -32,8 +32,8 @@ async def test_stream_delivers_empty_messages() -> None:
 
 @in_loop
 async def test_handler_error_follows_responses_sent_before() -> None:
-    async def fail_late(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        yield b"piece"
+    async def fail_late(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
+        await call.send(b"piece")
         raise GrpcError("RESOURCE_EXHAUSTED", "full")
 
     async with serving(stream=fail_late) as (_, address), stream_client(address) as open_stream:
@@ -48,10 +48,10 @@ async def test_handler_error_follows_responses_sent_before() -> None:
 async def test_client_cancel_cancels_waiting_stream_handler() -> None:
     is_cancelled = asyncio.Event()
 
-    async def listen(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def listen(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         try:
             async for request in requests:
-                yield request
+                await call.send(request)
             # grpcio may end the requests of a disconnected client before it cancels the handler.
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -68,8 +68,8 @@ async def test_client_cancel_cancels_waiting_stream_handler() -> None:
 
 @in_loop
 async def test_handler_may_end_before_last_request() -> None:
-    async def first(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        yield await anext(requests)
+    async def first(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
+        await call.send(await anext(requests))
 
     async with serving(stream=first) as (_, address), stream_client(address) as open_stream:
         for _ in range(3):
@@ -82,15 +82,15 @@ async def test_handler_may_end_before_last_request() -> None:
 
 @in_loop
 async def test_request_after_timeout_arrives_at_next_read() -> None:
-    async def impatient(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def impatient(requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         while True:
             try:
                 async with asyncio.timeout(0.05):
                     request = await anext(requests, b"end")
             except TimeoutError:
-                yield b"waiting"
+                await call.send(b"waiting")
                 continue
-            yield request
+            await call.send(request)
             if request == b"end":
                 return
 
