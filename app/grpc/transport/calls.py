@@ -191,7 +191,7 @@ class CallStream(ABC):
         return messages
 
     def _count_received(self) -> None:
-        """Count the requests that no handler has. Raises Overloaded without room for them."""
+        """Count the requests that no handler has. Raises Overloaded if they do not fit."""
         num_bytes = self._queued_bytes + self._reader.unfinished_bytes
         if self._received is None:
             if num_bytes <= UNCOUNTED_BYTES:
