@@ -76,6 +76,8 @@ class Connections:
         self._all_open = None if row is None else row.of_all(OPEN_CELL)
         self._most_here = bounds.max_connections if most_here is None else most_here
         self.own_open = 0
+        self.own_streams = 0
+        """Requests over HTTP/2 that are in progress in this process."""
         self.open_call: Any = None
         """Opens a call of gRPC on a stream, an OpenStream of http2/connection.py; None while gRPC is off."""
         self.closed = Counter(dict.fromkeys(CLOSE_REASONS, 0))
@@ -98,6 +100,11 @@ class Connections:
         self._count(1)
         return self.own_open <= self._most_here and self.open <= self.bounds.max_connections
 
+    @property
+    def is_full_of_streams(self) -> bool:
+        """Whether as many requests over HTTP/2 are in progress as there may be connections, each with one request."""
+        return self.own_streams >= min(self._most_here, self.bounds.max_connections)
+
     def forget(self) -> None:
         """Count a closed connection out, whether it was accepted or not."""
         self._count(-1)
@@ -106,6 +113,19 @@ class Connections:
         self.own_open += more
         if self._row is not None:
             self._row.set(OPEN_CELL, self.own_open)
+
+
+def refusal(code: str, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the headers and the body of what no route answers, in the contract's form."""
+    given_id = request_id([])
+    body = orjson.dumps({"error": {"code": code, "message": message, "request_id": given_id}})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", given_id.encode()),
+        (b"server-timing", server_timing(Timings()).encode()),
+    ]
+    return headers, body
 
 
 class HeldFlow(FlowControl):
@@ -194,13 +214,10 @@ class ClockedProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete and (cycle.response_started or self.pipeline):
             self.transport.close()
             return
-        given_id = request_id([])
-        body = orjson.dumps({"error": {"code": code, "message": message, "request_id": given_id}})
-        head = (
-            f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
-            f"x-request-id: {given_id}\r\nserver-timing: {server_timing(Timings())}\r\n{header_lines}\r\n"
-        )
-        self.transport.write(STATUS_LINE[status] + head.encode("ascii") + body)
+        headers, body = refusal(code, message)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        head = b"%bconnection: close\r\n%b\r\n" % (lines, header_lines.encode("ascii"))
+        self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 
     def watch_parts(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from app.http.listener.clocks import BODY, BODY_PART_BYTES, CERTIFICATE_NAMES, Connections
+from app.http.listener.clocks import BODY, BODY_PART_BYTES, CERTIFICATE_NAMES, Connections, refusal
 from app.http.listener.http2.clocks import Http2Stream
 from app.http.listener.http2.connection import CANCEL, REFUSED, Header, Http2Connection
 from app.http.listener.protocol import FAST_PATH
@@ -23,7 +23,6 @@ _logger = logging.getLogger("uvicorn.error")
 _MAX_UNSENT_BYTES = 64 * 1024
 # Headers of a connection of HTTP/1.1, which a response over HTTP/2 must not have (RFC 9113, section 8.2.2).
 _CONNECTION_HEADERS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
-_BAD_REQUEST: list[Header] = [(b":status", b"400"), (b"content-length", b"0")]
 _SERVER_ERROR: list[Header] = [(b":status", b"500"), (b"content-length", b"0")]
 
 
@@ -47,8 +46,11 @@ class AsgiStreams:
             return call
         scope = self._scope(connection, headers)
         if scope is None:
-            connection.send_headers(stream_id, _BAD_REQUEST, is_end=True)
-            return REFUSED
+            message = "path: expected one that begins with /; this server is no proxy"
+            return _refused(connection, stream_id, b"400", "invalid_input", message)
+        if self.limits.is_full_of_streams:
+            reason = f"expected at most {self.limits.bounds.max_connections} in progress (server.max_connections)"
+            return _refused(connection, stream_id, b"503", "overloaded", f"requests: {reason}; try again later")
         return Http2Exchange(connection, stream_id, scope, not is_end, self)
 
     def _scope(self, connection: Http2Connection, headers: tuple[Header, ...]) -> dict[str, Any] | None:
@@ -80,6 +82,16 @@ class AsgiStreams:
             "headers": _with_one_cookie(own),
             "state": self.app_state.copy(),
         }
+
+
+def _refused(connection: Http2Connection, stream_id: int, status: bytes, code: str, message: str) -> Http2Stream:
+    """Answer a request that the application does not get."""
+    headers, body = refusal(code, message)
+    if status == b"503":
+        headers.append((b"retry-after", b"1"))
+    connection.send_headers(stream_id, [(b":status", status), *headers])
+    connection.send_data(stream_id, body, is_end=True)
+    return REFUSED
 
 
 def _is_call(headers: tuple[Header, ...]) -> bool:
@@ -135,6 +147,7 @@ class Http2Exchange:
         self._unsent_limit: ByteLimit | None = None
         self._unsent_hold: ByteHold | None = None
         scope["extensions"] = {FAST_PATH: self}
+        server.limits.own_streams += 1
         task = asyncio.get_running_loop().create_task(self._run())
         server.state.tasks.add(task)
         task.add_done_callback(self._finish)
@@ -272,6 +285,7 @@ class Http2Exchange:
         """End the stream if the application has not, or if its task was cancelled before its first step."""
         state = self._server.state
         state.tasks.discard(task)
+        self._server.limits.own_streams -= 1
         state.total_requests += 1
         if not (self._is_complete or self._is_gone):
             self._is_complete = True

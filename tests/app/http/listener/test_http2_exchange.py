@@ -8,7 +8,7 @@ from app.http.bodies import read_body
 from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.listener.http2.exchange import AsgiStreams
 from app.http.listener.protocol import FAST_PATH
-from tests.support.loops import in_loop
+from tests.support.loops import in_loop, soon
 
 PARTS = [bytes([number]) * 30_000 for number in range(20)]
 
@@ -20,12 +20,16 @@ class FakeConnection:
         self.transport = SimpleNamespace(get_extra_info=lambda name, default=None: default)
         self.consumed_bytes = 0
         self.headers: list[Any] = []
+        self.body = b""
 
     def consumed(self, stream_id: int, num_bytes: int) -> None:
         self.consumed_bytes += num_bytes
 
     def send_headers(self, stream_id: int, headers: list[Any], is_end: bool = False) -> None:
         self.headers = headers
+
+    def send_data(self, stream_id: int, data: bytes, is_end: bool = False) -> None:
+        self.body = data
 
 
 class RefusingHold:
@@ -107,3 +111,26 @@ async def test_request_without_path_is_refused() -> None:
         streams.open(connection, 1, head, True)
         assert connection.headers[0] == (b":status", b"400")
     assert not state.tasks
+
+
+@in_loop
+async def test_requests_in_progress_are_bounded() -> None:
+    connection: Any = FakeConnection()
+    is_over = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await is_over.wait()
+
+    state: Any = SimpleNamespace(tasks=set(), connections=set(), default_headers=[], total_requests=0)
+    limits = Connections(ConnectionBounds(max_connections=2))
+    streams = AsgiStreams(app, "", state, {}, limits)
+    head = ((b":method", b"GET"), (b":path", b"/"), (b":scheme", b"http"), (b":authority", b"x"))
+    for stream_id in (1, 3, 5):
+        assert not connection.headers
+        streams.open(connection, stream_id, head, True)
+    assert connection.headers[0] == (b":status", b"503")
+    assert dict(connection.headers)[b"retry-after"] == b"1"
+    assert b"server.max_connections" in connection.body
+    is_over.set()
+    await soon(lambda: not state.tasks)
+    assert limits.own_streams == 0
