@@ -33,6 +33,8 @@ _MAX_CONTROL_FRAMES = 10_000
 # Of a request that has its response already; the stream is reset above it, or after a while.
 _MAX_DROPPED_BYTES = 64 * 1024 * 1024
 _LINGER_S = 10.0
+# Time for the last bytes of a connection.
+_CLOSE_S = 10.0
 _DRAIN_PING = b"draining"
 _KEEPALIVE_PING = b"is alive"
 
@@ -125,6 +127,9 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
     def _close(self) -> None:
         self._lose()
         self.transport.close()
+        if self.transport.get_write_buffer_size():
+            # A client that does not read must not keep what is unsent.
+            self._loop.call_later(_CLOSE_S, self.transport.abort)
 
     def eof_received(self) -> None:
         """Close: a client that sends no more acknowledges nothing."""

@@ -84,7 +84,11 @@ async def test_client_that_does_not_read_pauses_handlers(monkeypatch: pytest.Mon
 
 @in_loop
 async def test_broken_connection_that_lingers_stops_no_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client reads nothing, so that the connection cannot close, while the deadline of one of its calls passes."""
+    """The client reads nothing, so that the connection cannot close, while the deadline of one of its calls passes.
+
+    It is closed all the same after a while.
+    """
+    monkeypatch.setattr("app.http.listener.http2.connection._CLOSE_S", 0.5)
     monkeypatch.setattr("app.http.listener.http2.connection._LINGER_S", 0.1)
     flowing = Flowing()
     bounds = GrpcBounds(connections=Http2Bounds(check_s=0.05))
@@ -104,6 +108,7 @@ async def test_broken_connection_that_lingers_stops_no_clocks(monkeypatch: pytes
             async with Client.connect(address) as client:
                 stream_id = client.engine.open(h2.headers_of(UNARY, (b"grpc-timeout", b"1m")))
                 assert (await client.response(stream_id)).headers[b"grpc-status"] == b"4"
+            await soon(lambda: connection not in server._connections)
 
 
 @pytest.mark.parametrize("window", [9, 10])
