@@ -24,7 +24,7 @@ def test_wheels_complete_the_given_packages() -> None:
     constraints = "".join((build.ROOT / each / "constraints.txt").read_text() for each in ("docker", "tests"))
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", constraints, re.MULTILINE))
     pins = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
-    assert {"fastapi", "uvicorn", "grpcio", "orjson", "pysimdjson", "llguidance", "structlog", "pytest"} <= set(carried)
+    assert {"fastapi", "uvicorn", "ngh2", "orjson", "pysimdjson", "llguidance", "structlog", "pytest"} <= set(carried)
     assert not [name for name in carried if name in GIVEN or name.startswith(("cuda", "triton"))]
     assert {name for name in carried if name.startswith("nvidia")} == {"nvidia-ml-py"}
     assert {name: version for name, version in carried.items() if name != "pip" and pins[name] != version} == {}
