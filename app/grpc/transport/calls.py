@@ -1,16 +1,15 @@
-"""Calls on streams of HTTP/2: requests arrive, the call's handler runs in a task, its responses leave."""
+"""Calls on streams of HTTP/2: requests arrive, the call's handler runs in a task, its response leaves."""
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
 
 from app.auth.principal import Principal
-from app.grpc.call import GrpcError, Header, Stream, Unary
+from app.grpc.call import GrpcError, Header, Unary
 from app.grpc.transport.framing import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -30,8 +29,6 @@ from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimi
 
 log = structlog.get_logger(__name__)
 
-# Responses of a stream that the client has not taken; above it the handler waits. A single response may be larger.
-_MAX_UNSENT_BYTES = 65_536
 # A message of this size, compressed, is decompressed on the event loop: in about a millisecond at the most.
 _SHORT_COMPRESSED_BYTES = 1024
 _CANCELLED = GrpcError("CANCELLED", "the call was cancelled")
@@ -40,7 +37,7 @@ _CANCELLED = GrpcError("CANCELLED", "the call was cancelled")
 Send = Callable[[bytes], Awaitable[None]]
 
 
-async def _send_nothing(response: bytes) -> None:
+async def send_nothing(response: bytes) -> None:
     """Stand for `send` outside of the life of a call with several responses."""
 
 
@@ -64,7 +61,7 @@ class ReceivedCall:
         self.deadline_s = deadline_s
         self.principal = principal
         self.checked = checked
-        self.send: Send = _send_nothing
+        self.send: Send = send_nothing
         """Of StreamingCall; a unary call has none."""
 
     @property
@@ -186,7 +183,7 @@ class CallStream(ABC):
                 self._queued_bytes += len(message.content)
             self._count_received()
         except (GrpcError, RoundhouseError) as error:
-            self._fail(_as_grpc_error(error, self._path))
+            self._fail(as_call_error(error, self._path))
             return None
         return messages
 
@@ -274,7 +271,7 @@ class UnaryCall(CallStream):
             self._start(self._answer(messages[0]))
         elif is_end and messages is not None:
             if self._reader.unfinished_bytes:
-                self._fail(_unfinished())
+                self._fail(unfinished_message())
             else:
                 self._fail(GrpcError("UNIMPLEMENTED", "expected one request, got none"))
 
@@ -294,102 +291,11 @@ class UnaryCall(CallStream):
             self._count_received()
             self._respond(await self._handler(request, self._call))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
-            self._fail(_as_grpc_error(error, self._path))
+            self._fail(as_call_error(error, self._path))
 
 
-class StreamCall(CallStream):
-    """A call in which either side may send any number of messages."""
-
-    __slots__ = ("_arrived", "_handler", "_is_ended", "_space", "_unread", "_unread_bytes")
-
-    def __init__(self, handler: Stream, *parts: Any) -> None:
-        """`parts`: of CallStream."""
-        super().__init__(*parts)
-        self._handler = handler
-        self._unread: deque[ReceivedMessage] = deque()
-        # Bytes that the client may not replace by others yet: it waits for the handler.
-        self._unread_bytes = 0
-        self._arrived = asyncio.Event()
-        self._space = asyncio.Event()
-        self._is_ended = False
-        self._call.send = self._send_in_time
-        self._start(self._answer())
-
-    def receive(self, data: bytes, is_end: bool) -> None:
-        if self._is_answered:
-            self._connection.consumed(self._stream_id, len(data))
-            return
-        is_waiting = not self._unread
-        messages = self._read(data)
-        if messages is None:
-            return
-        if is_waiting:
-            # The handler takes the next message at once, or the message is not whole yet.
-            self._connection.consumed(self._stream_id, len(data))
-        else:
-            self._unread_bytes += len(data)
-        self._unread += messages
-        if is_end and self._reader.unfinished_bytes:
-            self._fail(_unfinished())
-        self._is_ended = is_end
-        if messages or is_end:
-            self._arrived.set()
-
-    def closed(self) -> None:
-        super().closed()
-        self._connection.consumed(self._stream_id, self._unread_bytes)
-        self._unread_bytes = 0
-        self._space.set()
-
-    def has_space(self) -> None:
-        self._space.set()
-
-    def __aiter__(self) -> "StreamCall":
-        return self
-
-    async def __anext__(self) -> bytes:
-        """Return the next request. A handler that stops waiting, after a timeout for example, may ask again. Raises
-        GrpcError for a request that cannot be decompressed.
-        """
-        while not self._unread:
-            if self._is_ended:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        content = await self._content(self._unread[0])
-        self._queued_bytes -= len(self._unread.popleft().content)
-        self._count_received()
-        if not self._unread:
-            self._connection.consumed(self._stream_id, self._unread_bytes)
-            self._unread_bytes = 0
-        return content
-
-    async def _answer(self) -> None:
-        try:
-            await self._handler(self, self._call)
-            self._succeed()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the status and the log have it
-            self._fail(_as_grpc_error(error, self._path))
-        finally:
-            # It refers to this object, and this to the call.
-            self._call.send = _send_nothing
-
-    async def _send_in_time(self, response: bytes) -> None:
-        """Implement StreamingCall.send."""
-        self._send(response)
-        await self._wait_for_space()
-
-    async def _wait_for_space(self) -> None:
-        """Return at once, or when the client has taken the responses."""
-        if self._connection.unsent_bytes(self._stream_id) > _MAX_UNSENT_BYTES:
-            self._space.clear()
-            self._connection.call_when_sent(self._stream_id)
-            await self._space.wait()
-        if self._unsent is not None:
-            self._unsent.resize(min(self._unsent.held_bytes, self._connection.unsent_bytes(self._stream_id)))
-
-
-def _as_grpc_error(error: BaseException, path: str) -> GrpcError:
+def as_call_error(error: BaseException, path: str) -> GrpcError:
+    """Return the status of a handler's error. `path`: of its method, for the log."""
     if isinstance(error, GrpcError):
         return error
     if isinstance(error, asyncio.CancelledError):
@@ -400,5 +306,6 @@ def _as_grpc_error(error: BaseException, path: str) -> GrpcError:
     return GrpcError("INTERNAL", "internal error; see the server's log")
 
 
-def _unfinished() -> GrpcError:
+def unfinished_message() -> GrpcError:
+    """Return the error of a stream that ends within a message."""
     return GrpcError("INVALID_ARGUMENT", "message: expected its whole content, got the end of the stream within it")

@@ -12,8 +12,9 @@ import structlog
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.tls import ServerTls
 from app.grpc.call import Check, GrpcError, Stream, Unary
-from app.grpc.transport.calls import CallStream, OpenCalls, ReceivedCall, StreamCall, UnaryCall
+from app.grpc.transport.calls import CallStream, OpenCalls, ReceivedCall, UnaryCall
 from app.grpc.transport.framing import RESPONSE_HEADERS, check_encoding, metadata_of, status_fields, timeout_s_of
+from app.grpc.transport.stream_call import StreamCall
 from app.http.listener.acceptor import Acceptor
 from app.http.listener.clocks import CERTIFICATE_NAMES, ConnectionBounds, Connections
 from app.http.listener.http2.clocks import Http2Bounds, Http2Stream
