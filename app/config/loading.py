@@ -97,7 +97,7 @@ class ServerSettings(BaseModel):
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """A port for gRPC alone, besides `port`; 0 switches gRPC off."""
     grpc_max_connection_age_s: Annotated[float, Field(ge=1, le=1_000_000)] = 3600.0
-    """Age from which a gRPC connection accepts no further calls; clients connect again. Calls may run as long again."""
+    """Age from which a connection of HTTP/2 or gRPC ends; clients connect again. Calls may run as long again."""
     allowed_hosts: Annotated[tuple[HostPattern, ...], Field(strict=False)] = ()
     """Names in the Host header that are answered beside the default ones. `"*.example.org"` is every name below this
     one, `"*"` every name. Default: `localhost`, IP addresses, the names of the machine, and names that the public DNS

@@ -261,14 +261,19 @@ class Client:
         response = self.engine.responses[stream_id]
         self.flush()
         while response.error_code is None:
-            data = b""
-            with suppress(ConnectionError):
-                data = await self._reader.read(65_536)
-            if not data:
-                raise AssertionError("the connection has ended")
-            self.engine.receive(data)
-            self.flush()
+            await self.receive()
         return response
+
+    async def receive(self) -> None:
+        """Send what waits, and take the next bytes of the server."""
+        self.flush()
+        data = b""
+        with suppress(ConnectionError):
+            data = await self._reader.read(65_536)
+        if not data:
+            raise AssertionError("the connection has ended")
+        self.engine.receive(data)
+        self.flush()
 
     async def call(self, path: str, body: bytes, *more: Header) -> Response:
         """Return the response of a call."""

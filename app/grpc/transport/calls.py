@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from app.auth.principal import Principal
+from app.auth.principal import ANONYMOUS
 from app.grpc.call import GrpcError, Header, Unary
 from app.grpc.transport.framing import (
     OK_TRAILERS,
@@ -46,21 +46,15 @@ class ReceivedCall:
 
     __slots__ = ("_headers", "_metadata", "checked", "deadline_s", "peer", "principal", "send")
 
-    def __init__(
-        self,
-        headers: tuple[Header, ...],
-        peer: str,
-        deadline_s: float | None,
-        principal: Principal,
-        checked: KeyCheck | None = None,
-    ) -> None:
-        """`headers`: of the stream. `deadline_s`: on the monotonic clock; None: the call has no deadline."""
+    def __init__(self, headers: tuple[Header, ...], peer: str) -> None:
+        """`headers`: of the stream."""
         self._headers = headers
         self._metadata: list[Header] | None = None
         self.peer = peer
-        self.deadline_s = deadline_s
-        self.principal = principal
-        self.checked = checked
+        self.deadline_s: float | None = None
+        """On the monotonic clock; None: the call has no deadline."""
+        self.principal = ANONYMOUS
+        self.checked: KeyCheck | None = None
         self.send: Send = send_nothing
         """Of StreamingCall; a unary call has none."""
 

@@ -13,7 +13,7 @@ from app.auth.principal import ANONYMOUS, Principal
 from app.auth.tls import ServerTls
 from app.grpc.call import Check, GrpcError, Stream, Unary
 from app.grpc.transport.calls import CallStream, OpenCalls, ReceivedCall, UnaryCall
-from app.grpc.transport.framing import RESPONSE_HEADERS, check_encoding, metadata_of, status_fields, timeout_s_of
+from app.grpc.transport.framing import RESPONSE_HEADERS, check_encoding, status_fields, timeout_s_of
 from app.grpc.transport.stream_call import StreamCall
 from app.http.listener.acceptor import Acceptor
 from app.http.listener.clocks import CERTIFICATE_NAMES, ConnectionBounds, Connections
@@ -185,17 +185,18 @@ class GrpcServer:
             raise GrpcError("RESOURCE_EXHAUSTED", f"calls: {reason}")
         name = fields[b":path"]
         path = name.decode("ascii", "replace")
-        decision, checked = self._decide(connection, path, headers)
+        call = ReceivedCall(headers, connection.peer)
+        decision = self._decide(connection, path, call)
         timeout = fields.get(b"grpc-timeout")
-        deadline_s = None if timeout is None else time.monotonic() + timeout_s_of(timeout)
+        if timeout is not None:
+            call.deadline_s = time.monotonic() + timeout_s_of(timeout)
         encoding = fields.get(b"grpc-encoding", b"identity")
-        known = decision if isinstance(decision, Principal) else ANONYMOUS
-        unary = self._unary.get(name)
-        call = ReceivedCall(headers, connection.peer, deadline_s, known, checked)
         parts = self._calls, connection, stream_id, path, call, encoding
         if not isinstance(decision, Principal):
             return StreamCall(decision, *parts)
         check_encoding(encoding)
+        call.principal = decision
+        unary = self._unary.get(name)
         if unary is not None:
             return UnaryCall(unary, *parts)
         stream = self._streams.get(name)
@@ -203,15 +204,13 @@ class GrpcServer:
             raise GrpcError("UNIMPLEMENTED", "expected a method of this server, got an unknown one")
         return StreamCall(stream, *parts)
 
-    def _decide(
-        self, connection: Http2Connection, path: str, headers: tuple[Header, ...]
-    ) -> tuple[Principal | Stream, KeyCheck | None]:
-        """Return the decision about a call, and its duration if it is measured."""
+    def _decide(self, connection: Http2Connection, path: str, call: ReceivedCall) -> Principal | Stream:
+        """Return the decision about a call, and note in it how long that took, if it is measured."""
         if self._check is None:
-            return ANONYMOUS, None
-        begun_s = time.perf_counter() if self._times_checks else None
+            return ANONYMOUS
+        begun_s = time.perf_counter()
         names = connection.transport.get_extra_info(CERTIFICATE_NAMES) or ()
-        decision = self._check(path, metadata_of(headers), names)
-        if begun_s is None or decision is ANONYMOUS:
-            return decision, None
-        return decision, KeyCheck(begun_s, time.perf_counter() - begun_s)
+        decision = self._check(path, call.headers, names)
+        if self._times_checks and decision is not ANONYMOUS:
+            call.checked = KeyCheck(begun_s, time.perf_counter() - begun_s)
+        return decision

@@ -7,9 +7,7 @@ from typing import Any
 from app.grpc.call import Stream
 from app.grpc.transport.calls import CallStream, as_call_error, send_nothing, unfinished_message
 from app.grpc.transport.framing import ReceivedMessage
-
-# Responses that the client has not taken; above it the handler waits. A single response may be larger.
-_MAX_UNSENT_BYTES = 65_536
+from app.http.listener.http2.connection import MAX_UNSENT_BYTES
 
 
 class StreamCall(CallStream):
@@ -96,7 +94,7 @@ class StreamCall(CallStream):
 
     async def _wait_for_space(self) -> None:
         """Return at once, or when the client has taken the responses."""
-        if self._connection.unsent_bytes(self._stream_id) > _MAX_UNSENT_BYTES:
+        if self._connection.unsent_bytes(self._stream_id) > MAX_UNSENT_BYTES:
             self._space.clear()
             self._connection.call_when_sent(self._stream_id)
             await self._space.wait()

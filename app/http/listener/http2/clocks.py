@@ -68,8 +68,9 @@ class ClockedConnection(ABC):
         self._opened_s = self._received_s = self._idle_since_s = time.monotonic()
         self._drained_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        # When the progress of a slow reader was last noted, and the bytes that it had taken.
-        self._stall_s, self._noted_bytes = self._opened_s, 0
+        # When the progress of a reader that is behind was last noted, and the bytes that it had taken.
+        self._noted_s: float | None = None
+        self._noted_bytes = 0
 
     @property
     def streams(self) -> Mapping[int, Http2Stream]:
@@ -152,12 +153,15 @@ class ClockedConnection(ABC):
 
     def _is_reader_slow(self, now_s: float) -> bool:
         """Close the connection of a client that takes next to nothing of what is sent: unread bytes take memory."""
-        if self.is_behind and now_s - self._stall_s <= STALL_S:
+        if not self.is_behind:
+            self._noted_s = None
+            return False
+        if self._noted_s is not None and now_s - self._noted_s <= STALL_S:
             return False
         taken_bytes = self.taken_bytes
-        if self.is_behind and taken_bytes - self._noted_bytes <= LEAST_READ_BYTES:
+        if self._noted_s is not None and taken_bytes - self._noted_bytes <= LEAST_READ_BYTES:
             self._limits.closed[READER] += 1
             self.abort()
             return True
-        self._stall_s, self._noted_bytes = now_s, taken_bytes
+        self._noted_s, self._noted_bytes = now_s, taken_bytes
         return False

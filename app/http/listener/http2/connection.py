@@ -27,7 +27,8 @@ _MAX_HEADER_LIST_BYTES = 64 * 1024
 _CONNECTION_WINDOW_BYTES = 2**31 - 1
 # Serialized at once. The rest stays in the streams, where it is counted, until the socket takes it.
 _WRITE_BYTES = 256 * 1024
-_UNSENT_BYTES = 64 * 1024
+MAX_UNSENT_BYTES = 64 * 1024
+"""Bytes of a response that the client has not taken; above it, who sends it waits. A single part may be larger."""
 # Frames that carry no request and ask for work: PING, SETTINGS, WINDOW_UPDATE, RST_STREAM and empty DATA.
 _MAX_CONTROL_FRAMES = 10_000
 # Of a request that has its response already; the stream is reset above it, or after a while.
@@ -82,7 +83,7 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
             return
         self._opened.add(self)
         self.peer = _peer(transport)
-        transport.set_write_buffer_limits(_UNSENT_BYTES)
+        transport.set_write_buffer_limits(MAX_UNSENT_BYTES)
         self._engine.initiate_connection(_settings(self._bounds.max_streams))
         self._engine.set_local_window_size(_CONNECTION_WINDOW_BYTES)
         self._flush_soon()
@@ -234,7 +235,7 @@ class Http2Connection(ClockedConnection, asyncio.Protocol):
         self._send(stream_id, self._engine.send_data, data, is_end)
 
     def respond(self, stream_id: int, headers: list[Header], body: bytes, trailers: list[Header]) -> None:
-        """Send a whole response with trailers, at half the cost of its parts."""
+        """Send a whole response with its trailers."""
         if stream_id not in self._streams:
             return
         self._note_answered(stream_id)

@@ -12,22 +12,20 @@ from uvicorn.server import ServerState
 
 from app.http.listener.clocks import BODY, BODY_PART_BYTES, CERTIFICATE_NAMES, Connections, refusal
 from app.http.listener.http2.clocks import Http2Stream
-from app.http.listener.http2.connection import CANCEL, REFUSED, Header, Http2Connection
+from app.http.listener.http2.connection import CANCEL, MAX_UNSENT_BYTES, REFUSED, Header, Http2Connection
 from app.http.listener.protocol import FAST_PATH
 from app.protocols.shared.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimit
 
 _logger = logging.getLogger("uvicorn.error")
 
-# Bytes of the response that the client has not taken; above it `send` waits. A single part may be larger.
-_MAX_UNSENT_BYTES = 64 * 1024
 # Headers of a connection of HTTP/1.1, which a response over HTTP/2 must not have (RFC 9113, section 8.2.2).
 _CONNECTION_HEADERS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _SERVER_ERROR: list[Header] = [(b":status", b"500"), (b"content-length", b"0")]
 
 
 class AsgiStreams:
-    """Opens an exchange for each stream of the connections of a server."""
+    """Opens an exchange for each stream of a connection."""
 
     def __init__(self, app: Any, root_path: str, state: ServerState, app_state: dict[str, Any], limits: Connections):
         """`app`: the ASGI application. `state`: uvicorn's, with all tasks and connections."""
@@ -36,6 +34,7 @@ class AsgiStreams:
         self.state = state
         self.app_state = app_state
         self.limits = limits
+        self._connection_scope: dict[str, Any] | None = None
 
     def open(
         self, connection: Http2Connection, stream_id: int, headers: tuple[Header, ...], is_end: bool
@@ -66,16 +65,20 @@ class AsgiStreams:
         own = [each for each in headers if not each[0].startswith(b":")]
         if b"host" not in fields and b":authority" in fields:
             own.insert(0, (b"host", fields[b":authority"]))
-        transport = connection.transport
+        if self._connection_scope is None:
+            transport = connection.transport
+            self._connection_scope = {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": "2",
+                "server": get_local_addr(transport),
+                "client": get_remote_addr(transport),
+                "scheme": "https" if is_ssl(transport) else "http",
+                "root_path": self.root_path,
+            }
         return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "2",
-            "server": get_local_addr(transport),
-            "client": get_remote_addr(transport),
-            "scheme": "https" if is_ssl(transport) else "http",
+            **self._connection_scope,
             "method": fields[b":method"].decode("ascii"),
-            "root_path": self.root_path,
             "path": self.root_path + path,
             "raw_path": self.root_path.encode("ascii") + raw_path,
             "query_string": query,
@@ -325,7 +328,7 @@ class Http2Exchange:
             if message["type"] != "http.response.body":
                 raise RuntimeError(f"expected http.response.body, got {message['type']}")
             self._send_part(message.get("body", b""), not message.get("more_body", False))
-            if not self._is_complete and self._connection.unsent_bytes(self._stream_id) > _MAX_UNSENT_BYTES:
+            if not self._is_complete and self._connection.unsent_bytes(self._stream_id) > MAX_UNSENT_BYTES:
                 await self._wait_for_space()
 
     def _start(self, status: int, headers: Iterable[Header]) -> None:
