@@ -172,6 +172,15 @@ def test_raw_and_typed_contents_together_are_refused(large: bool) -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
+def test_empty_contents_beside_raw_ones_ignored(large: bool) -> None:
+    request = infer_request("FP32", (1,))
+    request.inputs[0].contents.SetInParent()
+    request.raw_input_contents.append(np.float32(2).tobytes())
+    (given,) = parse(request, large).inputs
+    assert given.value.tolist() == [2]
+
+
+@pytest.mark.parametrize("large", [False, True])
 def test_parameters_become_python_values_without_empty_ones(large: bool) -> None:
     request = infer_request("FP32", (0,))
     request.parameters["flag"].bool_param = False
