@@ -6,7 +6,8 @@ A group is a folder here: `requirements.txt` names its clients, `check_*.py` are
 environment of its own below .cache/clients, because the clients of two groups may need different versions of a package.
 Each group has a server of its own, with one model of each kind for texts, so that clients which name no model are
 answered. The generating model of the groups in _TOOL_GROUPS has tools and thinking in its chat template. The groups in
-_BORROWING_GROUPS see the packages of the project, so that none of them installs PyTorch again.
+_BORROWING_GROUPS see the packages of the project, so that none of them installs PyTorch again. The server of the groups
+in _TENSOR_GROUPS has the embedded models and a model of each datatype. It speaks gRPC too, and asks for a key.
 """
 
 import os
@@ -17,10 +18,12 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
+from app.config import API_KEY_VARIABLE
 from app.embedded.copy_tiny_vision import EXAMPLE
-from tests.e2e.configs import text_entries
-from tests.e2e.server import MODELS, ROOT, serving
+from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
+from tests.e2e.server import GRPC_PORT, MODELS, ROOT, serving
 from tests.support.models.causal_folders import save_tool_model
+from tests.support.models.onnx_graphs import ONNX_DTYPES
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".cache" / "clients"
@@ -35,6 +38,8 @@ path = "{MODELS / "minilm"}"
 _TOOL_GROUPS = frozenset({"fields", "haystack", "litellm", "messages", "node", "ollama", "responses", "tools"})
 _BORROWING_GROUPS = frozenset({"evaluators", "guidellm"})
 _SEEING_GROUPS = frozenset({"vision"})
+_TENSOR_GROUPS = frozenset({"kserve", "mlserver"})
+_KEY = "the-key-of-the-checked-clients"
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 
@@ -76,14 +81,19 @@ def _install(words: list[str]) -> None:
 
 def _serve_and_check(group: Path, python: Path) -> int:
     """Run the tests of a group against a server; return the exit status."""
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), _config(group, Path(folder))) as server:
-        server.wait_ready()
-        status = _check(group, python, server.url)
-        server.check_log()
+    environ = {GRPC_PORT: "", API_KEY_VARIABLE: _KEY} if group.name in _TENSOR_GROUPS else None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with serving(folder, _config(group, folder), environ) as server:
+            server.wait_ready()
+            status = _check(group, python, server.url)
+            server.check_log()
     return status
 
 
 def _config(group: Path, folder: Path) -> str:
+    if group.name in _TENSOR_GROUPS:
+        return EMBEDDED + onnx_entries(folder, {name: ALL_KINDS[name] for name in ONNX_DTYPES})
     entries = [f"[[models.{each}" for each in text_entries(folder).split("[[models.") if each]
     texts = "".join(each for each in entries if any(f'name = "{name}"' in each for name in _TEXT_MODELS))
     name, path = "tiny-llama", MODELS / "tiny-llama"
@@ -102,6 +112,7 @@ def _check(group: Path, python: Path, url: str) -> int:
     # LiteLLM fetches a list of prices otherwise.
     environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "ROUNDHOUSE_MODEL": str(MODELS / "tiny-llama")}
+    environ[API_KEY_VARIABLE] = _KEY
     environ["ROUNDHOUSE_PICTURE"] = str(MODELS / "tiny-vision" / EXAMPLE)
     words = [str(python), "-m", "pytest", "-q", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(group), str(group)]
     return subprocess.run(words, env=environ, timeout=CHECK_WITHIN_S, check=False).returncode
