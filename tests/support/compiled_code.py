@@ -17,9 +17,10 @@ def main() -> None:
     from frameworks.pytorch.compiled.cpu_features import lanes
 
     if lanes():
-        from frameworks.pytorch.compiling.parts import PARTS, compile_part
+        from frameworks.pytorch.compiled.matmul.float_linears import compiles
+        from frameworks.pytorch.compiling.parts import ENCODER, FORMATS, STEP, compile_part
 
-        for part in PARTS:
+        for part in (STEP, ENCODER, *filter(compiles, FORMATS)):
             compile_part(part)
 
 

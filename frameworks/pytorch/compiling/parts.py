@@ -6,16 +6,16 @@ A part is compiled when its module is imported, unless its code is in the cache.
 
 from collections.abc import Iterable
 from importlib import import_module
+from typing import get_args
 
 from frameworks.pytorch.compiled.cache import code_cache
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName
 
 ADAPTERS = "lora"
-_FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int8_groups")
+FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 STEP, ENCODER = "step", "encoder"
 _FOLDERS = {ADAPTERS: "matmul", STEP: "decoder_step", ENCODER: "encoder_step"}
 """Of `compiled`, for parts that are not in `dtypes`."""
-PARTS = (*_FORMATS, STEP, ENCODER)
-"""Parts that every model may need."""
 
 
 def adapters_of(dtype: str) -> str:

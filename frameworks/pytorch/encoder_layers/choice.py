@@ -1,23 +1,23 @@
 """Choose whether the layers of an encoder are compiled."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from copy import deepcopy
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import Kernels
-from frameworks.pytorch.compiled.matmul.float_linears import compiles
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.encoder_layers.forms import NotCompiled, stacks_of
-from frameworks.pytorch.encoder_layers.layers import CompiledLayers, format_of
+from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers, format_of
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 
 _LENGTHS = (37, 5, 1)
@@ -27,6 +27,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 _INT8_TOLERANCE = 0.1
 _TIMED_ROWS = (16, 128)
 _MAX_TIME = 0.95
+_RIVAL = "torch"
 
 
 def code_of_layers(model: torch.nn.Module, wanted: Kernels, name: str) -> "Future[None] | None":
@@ -76,19 +77,20 @@ def int8_layers(
 
     Waits until the code is compiled. The layers are not installed yet.
     """
-    if not compiles("int8_groups"):
-        return {}
+    names = [each for each in INT8_FORMATS if compiles(each)]
     found = {}
-    for layers, form in stacks_of(model):
+    for layers, form in stacks_of(model) if names else ():
         try:
             format_of(layers, form)
-            code = compile_parts({ENCODER, "int8_groups"}, name)
+            code = compile_parts({ENCODER, *names}, name)
             if code is not None:
                 code.result()
-            first = CompiledLayers(layers[:1], form, weights="int8_groups")
-            _check(first, layers[0], _INT8_TOLERANCE)
-            if _takes_less(first, rival(deepcopy(layers[0]))):
-                found[CompiledLayers(layers, form, weights="int8_groups")] = layers
+            first = {each: CompiledLayers(layers[:1], form, weights=each) for each in names}
+            for compiled in first.values():
+                _check(compiled, layers[0], _INT8_TOLERANCE)
+            fastest = _fastest(first, rival(deepcopy(layers[0])))
+            if fastest is not None:
+                found[CompiledLayers(layers, form, weights=fastest)] = layers
         except (NotCompiled, CompilationFailed):
             continue
     return found
@@ -114,23 +116,26 @@ def _is_faster(compiled: CompiledLayers, layer: torch.nn.Module) -> bool:
     """Return whether compiled code takes less time than torch's kernels, of which the faster ones are compared."""
     rival = deepcopy(layer)
     pack_layers(rival, "auto")
-    return _takes_less(compiled, rival)
+    return _fastest({compiled.dtype: compiled}, rival) is not None
 
 
-def _takes_less(compiled: CompiledLayers, rival: torch.nn.Module) -> bool:
-    ours_s = torch_s = 0.0
+Name = TypeVar("Name", FormatName, torch.dtype)
+
+
+def _fastest(compiled: Mapping[Name, CompiledLayers], rival: torch.nn.Module) -> Name | None:
+    """Return the name of the layers that take the least time, in all _TIMED_ROWS; None where the rival is as fast."""
+    seconds = dict.fromkeys([*compiled, _RIVAL], 0.0)
+    layers = next(iter(compiled.values()))
     for rows in _TIMED_ROWS:
-        states = torch.ones(1, rows, compiled.hidden_size, dtype=compiled.dtype)
-        angles = torch.ones(1, rows, compiled.head_size)
+        states = torch.ones(1, rows, layers.hidden_size, dtype=layers.dtype)
+        angles = torch.ones(1, rows, layers.head_size)
         rope = (angles, angles) if _takes_angles(rival) else None
-        found = shortest_seconds_beside_steps(
-            {
-                "ours": partial(compiled, states, [0, rows], [rope]),
-                "torch": partial(_run, rival, states, rope, slice(0, rows)),
-            }
-        )
-        ours_s, torch_s = ours_s + found["ours"], torch_s + found["torch"]
-    return ours_s < _MAX_TIME * torch_s
+        runs: dict[Any, Callable[[], Any]] = {_RIVAL: partial(_run, rival, states, rope, slice(0, rows))}
+        runs |= {name: partial(each, states, [0, rows], [rope]) for name, each in compiled.items()}
+        for name, own in shortest_seconds_beside_steps(runs).items():
+            seconds[name] += own
+    fastest = min(compiled, key=seconds.__getitem__)
+    return fastest if seconds[fastest] < _MAX_TIME * seconds[_RIVAL] else None
 
 
 def _takes_angles(layer: torch.nn.Module) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = object()
 """Position embeddings of another kind."""
+INT8_FORMATS: tuple[FormatName, ...] = ("int8_weight_only", "int8_groups")
 _FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -57,7 +58,7 @@ class CompiledLayers:
         weights: FormatName | None = None,
     ) -> None:
         """`model`: that of the layers, whose Linears get the packed weights one by one; None: it stays as it is.
-        `weights`: "int8_groups" quantizes them; None: they keep their dtype.
+        `weights`: a format of int8 in groups, to which they are quantized; None: they keep their dtype.
 
         Raises NotCompiled.
         """
@@ -177,14 +178,14 @@ class CompiledLayers:
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat([each.new_zeros(len(each)) if own is None else own.detach() for each, own in pairs])
         joined = torch.cat([each.detach() for each in weights])
-        if self._format != "int8_groups":
+        if self._format not in INT8_FORMATS:
             return make_float(self._format, joined, bias)
         # Encoders of floats need none of it.
         from frameworks.pytorch.generation.weights.compiled_linears import GROUP, make_int8_groups
 
         if joined.shape[1] % GROUP:
             raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {GROUP}")
-        return make_int8_groups(joined, bias)
+        return make_int8_groups(joined, bias, self._format)
 
     def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:
         norm = attrgetter(path)(layer) if path else None

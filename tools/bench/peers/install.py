@@ -12,7 +12,7 @@ from tools.bench.shared.servers import ROOT
 _FOLDER = ROOT / ".bench"
 _REQUIREMENTS = Path(__file__).parent
 # Environments that also see the project's packages, such as torch.
-_SEES_PROJECT = frozenset({"litserve", "openvino", "torchvision", "transformers_serve"})
+_SEES_PROJECT = frozenset({"ctranslate2", "litserve", "openvino", "torchvision", "transformers_serve"})
 
 
 def python_of(peer: str) -> Path:

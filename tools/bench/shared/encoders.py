@@ -1,5 +1,6 @@
 """Run MiniLM without a server: tokenize, execute, pool by the mean, normalize."""
 
+import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +23,22 @@ class Encoder(Protocol):
 
 
 def load_encoder(framework: str, folder: str, threads: int) -> Encoder:
-    """Return the encoder of a kind, `onnx` or `torch`, with this number of threads for each operator."""
-    return TorchEncoder(folder, threads) if framework == "torch" else OnnxEncoder(folder, threads)
+    """Return an encoder with this number of threads for each operator.
+
+    `framework`: onnx, torch, openvino (reads the ONNX graph), ctranslate2, or ctranslate2-int8. Each of the last three
+    runs in the environment of its peer.
+    """
+    match framework:
+        case "torch":
+            return TorchEncoder(folder, threads)
+        case "openvino":
+            return OpenVinoEncoder(folder, threads)
+        case "ctranslate2" | "ctranslate2-int8":
+            return CTranslate2Encoder(
+                folder, threads, framework.removeprefix("ctranslate2-").replace("ctranslate2", "float32")
+            )
+        case _:
+            return OnnxEncoder(folder, threads)
 
 
 class _Tokenizing:
@@ -58,10 +73,42 @@ class OnnxEncoder(_Tokenizing):
         ids, mask = _padded(tokens)
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         hidden = self._session.run(None, {name: value for name, value in feeds.items() if name in self._inputs})[0]
-        weights = mask.astype(np.float32)
-        mean = np.matmul(weights[:, None, :], hidden)[:, 0] / weights.sum(axis=1, keepdims=True)
-        rows: np.ndarray[Any, Any] = mean / np.linalg.norm(mean, axis=1, keepdims=True)
-        return rows
+        return _pooled(hidden, mask)
+
+
+class OpenVinoEncoder(_Tokenizing):
+    """OpenVINO with the graph of an ONNX folder, in float32."""
+
+    def __init__(self, folder: str, threads: int) -> None:
+        import openvino
+
+        super().__init__(folder)
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
+        model = openvino.Core().compile_model(str(Path(folder) / "model.onnx"), "CPU", settings)
+        self._request = model.create_infer_request()
+        self._inputs = {name for value in model.inputs for name in value.names}
+
+    def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
+        ids, mask = _padded(tokens)
+        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        results = self._request.infer({name: value for name, value in feeds.items() if name in self._inputs})
+        return _pooled(results[0], mask)
+
+
+class CTranslate2Encoder(_Tokenizing):
+    """CTranslate2 with a BERT of transformers. `compute_type`: float32 or int8."""
+
+    def __init__(self, folder: str, threads: int, compute_type: str) -> None:
+        import ctranslate2
+
+        super().__init__(folder)
+        with tempfile.TemporaryDirectory() as converted:
+            ctranslate2.converters.TransformersConverter(folder).convert(converted, force=True)
+            self._encoder = ctranslate2.Encoder(converted, compute_type=compute_type, intra_threads=threads)
+
+    def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
+        output = self._encoder.forward_batch(tokens)
+        return _pooled(np.asarray(output.last_hidden_state), _padded(tokens)[1])
 
 
 class TorchEncoder(_Tokenizing):
@@ -88,6 +135,14 @@ class TorchEncoder(_Tokenizing):
             mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
             rows: np.ndarray[Any, Any] = torch.nn.functional.normalize(mean).cpu().numpy()
         return rows
+
+
+def _pooled(hidden: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the mean over the tokens of each text, of length 1."""
+    weights = mask.astype(np.float32)
+    mean = np.matmul(weights[:, None, :], hidden)[:, 0] / weights.sum(axis=1, keepdims=True)
+    rows: np.ndarray[Any, Any] = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+    return rows
 
 
 def _padded(tokens: Tokens) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -5,6 +5,7 @@ other rows of the result are not read. A row is summed in one order, whatever ro
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numba import types
@@ -39,6 +40,19 @@ NUM_DEFERRED = 5
 """Arguments of a deferred epilogue: addresses, sizes in bytes, an operation."""
 _MOST_BYTES = 1024 * 1024
 """Of packed activations: with a block of weights and their sums they stay in a core's second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Weights as they are in memory. `step_bytes`: of a block for a step. `dequantize`: None where that is bfloat16;
+    else a function for compiled code: (weights, target, steps) → nothing, which writes bfloat16 of STEP_BYTES a step.
+    """
+
+    step_bytes: int = STEP_BYTES
+    dequantize: Any = None
+
+
+BFLOAT16 = StoredWeights()
 
 
 def amx_tile(row_tiles: int) -> Any:
@@ -176,12 +190,33 @@ def pack_row(source: int, tiles: int, row: int, columns: Any) -> None:
         write_bfloat16(source + 4 * INPUTS * step, address + TILE_BYTES * step)
 
 
-def block_adder(write_row: WriteRow) -> Callable[..., None]:
+def _reader(stored: StoredWeights) -> Callable[..., int]:
+    """Return, for compiled code, the function that returns the address of some steps as bfloat16.
+
+    (weights, scratch buffer of _MOST_STEPS steps, steps) → address.
+    """
+    dequantize = stored.dequantize
+
+    @inlined_early
+    def as_they_are(weights: int, _scratch: int, _steps: int) -> int:
+        return weights
+
+    @inlined_early
+    def dequantized(weights: int, scratch: int, steps: int) -> int:
+        dequantize(weights, scratch, steps)
+        return scratch
+
+    return as_they_are if dequantize is None else dequantized
+
+
+def block_adder(write_row: WriteRow, stored: StoredWeights = BFLOAT16) -> Callable[..., None]:
     """Return, for compiled code, the function that multiplies packed activations by one block of the weights.
 
     `write_row`: the deferred epilogue of other sums.
     """
     tile1, tile2 = _accumulating_tile(1, write_row), _accumulating_tile(2, write_row)
+    step_bytes, read, is_quantized = stored.step_bytes, _reader(stored), stored.dequantize is not None
+    scratch_floats = _MOST_STEPS * STEP_BYTES // 4 if is_quantized else 1
 
     @inlined_early
     def add_block(tiles: int, weights: int, sums: int, sizes: Any, deferred: Any, deferred_rows: Any) -> None:
@@ -192,18 +227,20 @@ def block_adder(write_row: WriteRow) -> Callable[..., None]:
         rows, steps, has_sums = sizes
         pairs = (rows + 2 * ROWS - 1) // (2 * ROWS)
         # A pair reads a block once: it need not stay in the first cache.
-        chunks = (steps + _MOST_STEPS - 1) // _MOST_STEPS if pairs > 1 else 1
+        chunks = (steps + _MOST_STEPS - 1) // _MOST_STEPS if pairs > 1 or is_quantized else 1
         at_once = (steps + chunks - 1) // chunks
         # A tile that is alone waits for memory in any case, and for less without other loads.
-        lines = (STEP_BYTES // LINE_BYTES + pairs - 1) // pairs if rows > ROWS else 0
-        ahead = weights + steps * STEP_BYTES
+        lines = (step_bytes // LINE_BYTES + pairs - 1) // pairs if rows > ROWS else 0
+        ahead = weights + steps * step_bytes
+        scratch = stack_floats(scratch_floats)
         deferred_row, end = deferred_rows
         rows_of_step = (end - deferred_row + steps * pairs - 1) // (steps * pairs)
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
+            own = read(weights + first * step_bytes, scratch, count)
             for pair in range(pairs):
                 x = tiles + (2 * pair * steps + first) * TILE_BYTES
-                own, own_sums = weights + first * STEP_BYTES, sums + 2 * pair * ROWS * 4 * BLOCK
+                own_sums = sums + 2 * pair * ROWS * 4 * BLOCK
                 done = first * pairs + pair * count
                 beside = (
                     ahead + done * lines * LINE_BYTES,
@@ -236,9 +273,10 @@ def _deferred_epilogue(builder: Any, deferred: Sequence[Any], row: Any) -> None:
             store_row(builder, operation, given, *pointers)
 
 
-def amx_matmul_loops() -> Callable[..., None]:
+def amx_matmul_loops(stored: StoredWeights = BFLOAT16) -> Callable[..., None]:
     """As `gemm.matmul_loops`."""
-    add_block, write_rows = block_adder(_deferred_epilogue), rows_writer(_deferred_epilogue)
+    add_block, write_rows = block_adder(_deferred_epilogue, stored), rows_writer(_deferred_epilogue)
+    step_bytes = stored.step_bytes
     num_sums, sums_bytes = 2 * MOST_ROWS * BLOCK, 4 * MOST_ROWS * BLOCK
 
     @inlined_early
@@ -258,7 +296,7 @@ def amx_matmul_loops() -> Callable[..., None]:
                 # The sums are where they stay. Those of the next block are fetched meanwhile.
                 sums = out + index * block_bytes
                 deferred, end = (sums + block_bytes, 0, 0, 0, _FETCH), rows if index + 1 < last else 0
-            add_block(tiles, weights + index * steps * STEP_BYTES, sums, (rows, steps, has_sums), deferred, (0, end))
+            add_block(tiles, weights + index * steps * step_bytes, sums, (rows, steps, has_sums), deferred, (0, end))
             columns = (first, min(BLOCK, outputs - first), outputs)
             add_bias_and_deltas(sums, (0, rows), columns, epilogue)
             if not block_bytes:
@@ -273,13 +311,10 @@ def amx_matmul_loops() -> Callable[..., None]:
     return matmul
 
 
-FORMAT = Format(
-    "bfloat16",
-    INPUTS,
-    STEP_BYTES,
-    2 * INPUTS,
-    amx_tile,
-    bfloat16_packer(TILE_BYTES),
-    rows_at_once=ROWS,
-    most_bytes=_MOST_BYTES,
-)
+def amx_format(name: str, step_bytes: int) -> Format:
+    """Return the format of weights that are multiplied as bfloat16. `step_bytes`: of a block for a step."""
+    packer = bfloat16_packer(TILE_BYTES)
+    return Format(name, INPUTS, step_bytes, 2 * INPUTS, amx_tile, packer, rows_at_once=ROWS, most_bytes=_MOST_BYTES)
+
+
+FORMAT = amx_format("bfloat16", STEP_BYTES)

@@ -5,6 +5,7 @@ vectors, each times a factor of the row. A row is summed in one order, whatever 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +15,33 @@ from numba.core import cgutils
 
 from frameworks.pytorch.compiled.jit import llvm_function
 from frameworks.pytorch.compiled.simd.elementwise import all_lanes, exponential, multiply_add
-from frameworks.pytorch.compiled.simd.llvm_vectors import BYTES, LINE_BYTES, VECTORS, at, int64, load, prefetch, splat
+from frameworks.pytorch.compiled.simd.llvm_vectors import (
+    BYTES,
+    LINE_BYTES,
+    NARROW_LANES,
+    VECTORS,
+    at,
+    int64,
+    load,
+    prefetch,
+    splat,
+)
 
 KEYS = 32
 """Keys of a block."""
-TILE_ROWS = (4, 2, 1)
-"""Counts of rows that tiles are compiled for."""
+BLOCKS_AT_ONCE = 4
+"""Blocks of a step of the online softmax."""
 LANES = VECTORS.lanes
+TILE_ROWS = (4, 2, 1) if LANES == NARROW_LANES else (8, 4, 2, 1)
+"""Counts of rows that tiles are compiled for: eight have twice the sums of a key's vectors at once."""
 LOWEST_SCORE = -1e30
 """The largest score before the first one. Finite: the difference to itself is 0."""
 
-_WIDE_LANES = 16
+_SCORES_BYTES = 4 * KEYS * BLOCKS_AT_ONCE
+"""From a row of scores to the next."""
 _VECTOR_BYTES = 4 * LANES
 # Sixteen registers hold eight sums and their operands, thirty-two hold sixteen.
-_SUMS = 8 if LANES == _WIDE_LANES // 2 else 16
+_SUMS = 8 if LANES == NARROW_LANES else 16
 _PARTS = (8, 4, 1)
 _FLOATS, _INTEGERS = VECTORS.floats, VECTORS.integers(32)
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
@@ -50,8 +64,8 @@ def fetch_lines(_context: Any, _address: Any, _size: Any) -> Any:
 
 
 @llvm_function
-def softmax_row(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any) -> Any:
-    """(addresses: scores of a row, its state; first, end: the visible keys of a block) → a factor, float32.
+def softmax_row(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any, _blocks: Any) -> Any:
+    """(addresses: scores of a row, its state; first, end: the visible keys of some blocks; blocks) → a factor, float32.
 
     One step of the online softmax: scores are replaced by exp(score - running maximum), and masked keys by 0. The
     factor rescales what was accumulated relative to an earlier maximum. `state`: float32, the running maximum, and from
@@ -61,42 +75,54 @@ def softmax_row(_context: Any, _scores: Any, _state: Any, _first: Any, _end: Any
     def write(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return _write_softmax(builder, arguments)
 
-    return types.float32(*[types.int64] * 4), write
+    return types.float32(*[types.int64] * 5), write
 
 
 def _write_softmax(builder: Any, arguments: Any) -> Any:
-    offsets = range(0, 4 * KEYS, _VECTOR_BYTES)
     scores, state = (builder.inttoptr(each, BYTES) for each in arguments[:2])
-    first, end = (splat(builder, builder.trunc(each, _I32), LANES) for each in arguments[2:])
+    row = _Row(builder, scores, arguments[2:4])
     before = load(builder, state, _FLOAT)
-    given = [load(builder, at(builder, scores, each), _FLOATS) for each in offsets]
-    key_indices = [
-        ir.Constant(_INTEGERS, list(range(each, each + LANES))) for each in range(0, LANES * len(offsets), LANES)
-    ]
-    visible_masks = [
-        builder.and_(builder.icmp_signed(">=", each, first), builder.icmp_signed("<", each, end))
-        for each in key_indices
-    ]
-    visible = [
-        builder.select(is_visible, each, all_lanes(LOWEST_SCORE))
-        for is_visible, each in zip(visible_masks, given, strict=True)
-    ]
-    largest = splat(builder, before, LANES)
-    for each in visible:
-        largest = larger_or_nan(builder, largest, each)
-    largest = max_across_lanes(builder, largest)
+    maximum = cgutils.alloca_once_value(builder, splat(builder, before, LANES))
+    with cgutils.for_range_slice(builder, int64(0), arguments[4], int64(1)) as (block, _):
+        for _, _, score in row.scores(block):
+            builder.store(larger_or_nan(builder, builder.load(maximum), score), maximum)
+    largest = max_across_lanes(builder, builder.load(maximum))
     factor = exponential(builder, builder.fsub(splat(builder, before, LANES), largest))
     totals = builder.bitcast(at(builder, state, _VECTOR_BYTES), _FLOATS.as_pointer())
-    total = builder.fmul(builder.load(totals, align=4), factor)
-    for offset, is_visible, each in zip(offsets, visible_masks, visible, strict=True):
-        weight = builder.select(is_visible, exponential(builder, builder.fsub(each, largest)), all_lanes(0.0))
-        pointer = builder.bitcast(at(builder, scores, offset), _FLOATS.as_pointer())
-        builder.store(weight, pointer, align=4)
-        total = builder.fadd(total, weight)
-    builder.store(total, totals, align=4)
+    total = cgutils.alloca_once_value(builder, builder.fmul(builder.load(totals, align=4), factor))
+    with cgutils.for_range_slice(builder, int64(0), arguments[4], int64(1)) as (block, _):
+        for pointer, is_visible, score in row.scores(block):
+            weight = exponential(builder, builder.fsub(score, largest))
+            weight = builder.select(is_visible, weight, all_lanes(0.0))
+            builder.store(weight, pointer, align=4)
+            builder.store(builder.fadd(builder.load(total), weight), total)
+    builder.store(builder.load(total), totals, align=4)
     of_lane = [builder.extract_element(each, ir.Constant(_I32, 0)) for each in (largest, factor)]
     builder.store(of_lane[0], builder.bitcast(state, _FLOAT.as_pointer()), align=4)
     return of_lane[1]
+
+
+class _Row:
+    """The scores of a row. `visible`: first and end of the visible keys, int64."""
+
+    def __init__(self, builder: Any, start: Any, visible: Any) -> None:
+        self._builder, self._start = builder, start
+        self._first, self._end = (splat(builder, builder.trunc(each, _I32), LANES) for each in visible)
+
+    def scores(self, block: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield address, mask and scores of each vector of a block; masked ones are LOWEST_SCORE."""
+        builder = self._builder
+        first_key = builder.mul(block, int64(KEYS))
+        scores = builder.gep(self._start, [builder.mul(first_key, int64(4))])
+        index = splat(builder, builder.trunc(first_key, _I32), LANES)
+        for lane in range(0, KEYS, LANES):
+            keys = builder.add(index, ir.Constant(_INTEGERS, list(range(lane, lane + LANES))))
+            is_visible = builder.and_(
+                builder.icmp_signed(">=", keys, self._first), builder.icmp_signed("<", keys, self._end)
+            )
+            pointer = builder.bitcast(at(builder, scores, 4 * lane), _FLOATS.as_pointer())
+            score = builder.load(pointer, align=4)
+            yield pointer, is_visible, builder.select(is_visible, score, all_lanes(LOWEST_SCORE))
 
 
 def larger_or_nan(builder: Any, first: Any, second: Any) -> Any:
@@ -116,7 +142,8 @@ def scores_tile(rows: int) -> Any:
     """Return a function for compiled code that computes Q·K, the scores of `rows` queries and a block of keys.
 
     (addresses: queries, keys [head size, KEYS], scores; head size; row bytes: from a query to the next; count of keys)
-    → nothing. It writes float32 [rows, KEYS]; elements from the count on are undefined.
+    → nothing. It writes float32 [rows, KEYS], of rows of BLOCKS_AT_ONCE blocks; elements from the count on are
+    undefined.
     """
 
     @llvm_function
@@ -124,7 +151,7 @@ def scores_tile(rows: int) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             queries, keys, out = (builder.inttoptr(each, BYTES) for each in arguments[:3])
             size, row_bytes, count = arguments[3:]
-            sums = _Sums(builder, (queries, row_bytes), (keys, int64(4 * KEYS)), (out, int64(4 * KEYS)), size)
+            sums = _Sums(builder, (queries, row_bytes), (keys, int64(4 * KEYS)), (out, int64(_SCORES_BYTES)), size)
             parts = min(KEYS // LANES, _SUMS // rows)
             end = builder.mul(count, int64(4))
             with cgutils.for_range_slice(builder, int64(0), end, int64(parts * _VECTOR_BYTES)) as (offset, _):
@@ -139,8 +166,8 @@ def scores_tile(rows: int) -> Any:
 def weighted_values_tile(rows: int) -> Any:
     """Return a function for compiled code that computes sums · factor + weights·V for `rows` rows.
 
-    (addresses: softmax weights [rows, KEYS], values, sums, factors [rows]; count of keys; row bytes: of a value, and of
-    the sums of a row, in whole vectors) → nothing.
+    (addresses: softmax weights [rows, KEYS], of rows of BLOCKS_AT_ONCE blocks; values, sums, factors [rows]; count of
+    keys; row bytes: of a value, and of the sums of a row, in whole vectors) → nothing.
     """
 
     @llvm_function
@@ -150,7 +177,7 @@ def weighted_values_tile(rows: int) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             weights, values, out, factors = (builder.inttoptr(each, BYTES) for each in arguments[:4])
             count, row_bytes = arguments[4:]
-            sums = _Sums(builder, (weights, int64(4 * KEYS)), (values, row_bytes), (out, row_bytes), count)
+            sums = _Sums(builder, (weights, int64(_SCORES_BYTES)), (values, row_bytes), (out, row_bytes), count)
             begin = int64(0)
             # As many vectors of a row at once as there are, then fewer.
             for parts in sorted({min(each, _SUMS // rows) for each in _PARTS}, reverse=True):

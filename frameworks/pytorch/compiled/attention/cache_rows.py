@@ -72,27 +72,39 @@ def _scatter_16_bits(_context: Any, _source: Any, _target: Any, _count: Any, _st
     return types.void(*[types.int64] * 4), write
 
 
-@llvm_function
-def _scatter_squares(_context: Any, _source: Any, _target: Any, _size: Any, _stride: Any) -> Any:
-    """As `scatter_rows`, for whole squares of ROWS_AT_ONCE elements, which are transposed in vectors."""
+def _squares_writer(bits: int) -> Any:
+    """Return a function for compiled code: (addresses of elements of so many bits, [ROWS_AT_ONCE, size], and of the
+    target; size; elements from row to row of both) → nothing. It writes whole squares of ROWS_AT_ONCE elements, which
+    are transposed in vectors.
+    """
 
-    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = ir.IntType(16).as_pointer()
-        source, target = (builder.inttoptr(each, kind) for each in arguments[:2])
-        size, stride = arguments[2:]
-        square = ir.VectorType(ir.IntType(16), ROWS_AT_ONCE)
-        end = builder.sub(size, builder.urem(size, int64(ROWS_AT_ONCE)))
-        with cgutils.for_range_slice(builder, int64(0), end, int64(ROWS_AT_ONCE)) as (first, _):
-            pointers = [
-                builder.gep(source, [builder.add(first, builder.mul(size, int64(row)))]) for row in range(ROWS_AT_ONCE)
-            ]
-            vectors = [builder.load(builder.bitcast(each, square.as_pointer()), align=2) for each in pointers]
-            for index, vector in enumerate(_transposed(builder, vectors)):
-                pointer = builder.gep(target, [builder.mul(builder.add(first, int64(index)), stride)])
-                builder.store(vector, builder.bitcast(pointer, square.as_pointer()), align=2)
-        return context.get_dummy_value()
+    @llvm_function
+    def scatter_squares(_context: Any, _source: Any, _target: Any, _size: Any, _row: Any, _stride: Any) -> Any:
+        def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            element = ir.IntType(bits)
+            source, target = (builder.inttoptr(each, element.as_pointer()) for each in arguments[:2])
+            size, row_size, stride = arguments[2:]
+            square = ir.VectorType(element, ROWS_AT_ONCE)
+            end = builder.sub(size, builder.urem(size, int64(ROWS_AT_ONCE)))
+            with cgutils.for_range_slice(builder, int64(0), end, int64(ROWS_AT_ONCE)) as (first, _):
+                pointers = [
+                    builder.gep(source, [builder.add(first, builder.mul(row_size, int64(row)))])
+                    for row in range(ROWS_AT_ONCE)
+                ]
+                vectors = [
+                    builder.load(builder.bitcast(each, square.as_pointer()), align=bits // 8) for each in pointers
+                ]
+                for index, vector in enumerate(_transposed(builder, vectors)):
+                    pointer = builder.gep(target, [builder.mul(builder.add(first, int64(index)), stride)])
+                    builder.store(vector, builder.bitcast(pointer, square.as_pointer()), align=bits // 8)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), write
+        return types.void(*[types.int64] * 5), write
+
+    return scatter_squares
+
+
+_scatter_squares, _scatter_float_squares = _squares_writer(16), _squares_writer(32)
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
@@ -116,11 +128,21 @@ def scatter_rows(source: int, target: int, size: int, stride: int) -> None:
     """Write 16-bit elements, [ROWS_AT_ONCE, size], to a cache as [size, ROWS_AT_ONCE], with a stride of `stride`
     elements from row to row there.
     """
-    _scatter_squares(source, target, size, stride)
+    _scatter_squares(source, target, size, size, stride)
     whole = size - size % ROWS_AT_ONCE
     for row in range(ROWS_AT_ONCE):
         address = target + 2 * (whole * stride + row)
         _scatter_16_bits(source + 2 * (row * size + whole), address, size - whole, stride)
+
+
+@compiled
+def scatter_float_rows(source: int, target: int, size: int, row_size: int, stride: int) -> None:
+    """As `scatter_rows`, of float32. `row_size`: elements from row to row of the source."""
+    _scatter_float_squares(source, target, size, row_size, stride)
+    whole = size - size % ROWS_AT_ONCE
+    for row in range(ROWS_AT_ONCE):
+        address = target + 4 * (whole * stride + row)
+        scatter(source + 4 * (row * row_size + whole), address, size - whole, stride, FLOAT32)
 
 
 @compiled

@@ -1,8 +1,8 @@
 """Attention over the block table of a KV cache, by vectors, for compiled code.
 
 A tile is some adjacent tokens of a sequence, each with the query heads of one key head. It reads each block of keys and
-values once, with the running maximum and sum of an online softmax for each row (Dao et al., FlashAttention, 2022).
-Accumulators are float32.
+values once, with the running maximum and sum of an online softmax for each row (Dao et al., FlashAttention, 2022). A
+step of that softmax has up to BLOCKS_AT_ONCE blocks, from a multiple of them on. Accumulators are float32.
 
 A row's result depends on its own keys alone: neither on the other rows of its tile, nor on the tokens that its step
 computes.
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from frameworks.pytorch.compiled.attention.attention_tiles import (
+    BLOCKS_AT_ONCE,
     KEYS,
     LANES,
     LOWEST_SCORE,
@@ -29,6 +30,9 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import LINE_BYTES
 MAX_TILE_ROWS = 64
 """Rows of a tile, a row for each token and query head. So many stay in a core's cache with a block of keys."""
 _MOST_ROWS = max(TILE_ROWS)
+_EIGHT = 8
+_SCORES_BYTES = 4 * BLOCKS_AT_ONCE * KEYS
+"""From a row of scores to the next."""
 STATE_FLOATS, KEY_END = 2 * LANES, 1
 """Float32 elements of a row's state, and the index of an int64 in it: the position behind the row's last key. Before it
 is the running maximum, and from LANES on the sums of the exponentials, by lane.
@@ -44,7 +48,8 @@ def tile_tokens(heads: int, _head_size: int, _dtype: int, /) -> int:
 def scratch_bytes(head_size: int, _dtype: int, /) -> int:
     """Return the bytes of the scratch buffer of a thread."""
     size = -(-head_size // LANES) * LANES
-    floats = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * STATE_FLOATS + _MOST_ROWS * (KEYS + LANES) + 2 * KEYS * size
+    scores = BLOCKS_AT_ONCE * KEYS + LANES
+    floats = 2 * MAX_TILE_ROWS * size + MAX_TILE_ROWS * STATE_FLOATS + _MOST_ROWS * scores + 2 * KEYS * size
     return -(-4 * floats // LINE_BYTES) * LINE_BYTES
 
 
@@ -56,7 +61,7 @@ def _scratch_layout(scratch: int, row_bytes: int) -> tuple[int, int, int, int, i
     sums = scratch + MAX_TILE_ROWS * row_bytes
     states = sums + MAX_TILE_ROWS * row_bytes
     weights = states + MAX_TILE_ROWS * 4 * STATE_FLOATS
-    wide_keys = weights + 4 * _MOST_ROWS * (KEYS + LANES)
+    wide_keys = weights + _MOST_ROWS * (_SCORES_BYTES + 4 * LANES)
     return sums, states, weights, wide_keys, wide_keys + KEYS * row_bytes
 
 
@@ -65,37 +70,52 @@ def _row_bytes(size: int) -> int:
     return (size + LANES - 1) // LANES * LANES * 4
 
 
-def _block_adder(rows: int) -> Any:
+def _blocks_adder(rows: int) -> Any:
     multiply_scores, add_weighted_values = scores_tile(rows), weighted_values_tile(rows)
 
     @strict_math
-    def add_block(scratch: Any, first: int, keys: int, values: int, sizes: Any, span: Any) -> None:
-        """Add a block of keys and values to adjacent rows of a tile, `first` of them the first.
+    def add_blocks(scratch: Any, first: int, cache: Any, sizes: Any, span: Any) -> None:
+        """Add up to BLOCKS_AT_ONCE blocks of keys and values to adjacent rows of a tile, `first` of them the first.
 
-        `scratch`: addresses of the queries, sums, states and softmax weights. `span`: position of the first key of the
-        block, the window, 0 for none, and the keys of the sequence.
+        `scratch`: addresses of the queries, sums, states and softmax weights. `cache`: addresses of keys and values,
+        block table, bytes from block to block. `span`: the first block, their end, the window, 0 for none, and the keys
+        of the sequence.
         """
         queries, sums, states, weights = scratch
-        start, window, length = span
+        keys, values, blocks, block_bytes = cache
+        start, end, window, length = span
         size, row_bytes = sizes
         own_states = states + 4 * STATE_FLOATS * first
-        last_end = pointer_to_integers(own_states + 4 * STATE_FLOATS * (rows - 1))[KEY_END]
-        count = min(KEYS, min(last_end, length) - start)
-        if count <= 0 or (window and pointer_to_integers(own_states)[KEY_END] - window >= start + KEYS):
+        last_key = min(pointer_to_integers(own_states + 4 * STATE_FLOATS * (rows - 1))[KEY_END], length)
+        end = min(end, (last_key + KEYS - 1) // KEYS)
+        if end <= start or (window and pointer_to_integers(own_states)[KEY_END] - window >= end * KEYS):
             return
-        factors = weights + 4 * _MOST_ROWS * KEYS
-        multiply_scores(queries + first * row_bytes, keys, weights, size, row_bytes, count)
+        block_table = pointer_to_integers(blocks)
+        for index in range(start, end):
+            own_keys, own_scores = keys + block_table[index] * block_bytes, weights + 4 * KEYS * (index - start)
+            count = min(KEYS, last_key - index * KEYS)
+            multiply_scores(queries + first * row_bytes, own_keys, own_scores, size, row_bytes, count)
+        factors = weights + _MOST_ROWS * _SCORES_BYTES
         for row in range(rows):
             state = own_states + 4 * STATE_FLOATS * row
-            end = pointer_to_integers(state)[KEY_END] - start
-            begin = end - window if window else 0
-            pointer_to_floats(factors)[row] = softmax_row(weights + 4 * KEYS * row, state, begin, min(end, count))
-        add_weighted_values(weights, values, sums + first * row_bytes, factors, count, row_bytes)
+            last = pointer_to_integers(state)[KEY_END] - start * KEYS
+            begin = last - window if window else 0
+            own_scores = weights + _SCORES_BYTES * row
+            visible_end = min(last, last_key - start * KEYS)
+            pointer_to_floats(factors)[row] = softmax_row(own_scores, state, begin, visible_end, end - start)
+        for index in range(start, end):
+            own_values, own_weights = values + block_table[index] * block_bytes, weights + 4 * KEYS * (index - start)
+            count = min(KEYS, last_key - index * KEYS)
+            add_weighted_values(own_weights, own_values, sums + first * row_bytes, factors, count, row_bytes)
+            for row in range(rows):
+                pointer_to_floats(factors)[row] = 1
 
-    return add_block
+    return add_blocks
 
 
-_add_block4, _add_block2, _add_block1 = (_block_adder(rows) for rows in TILE_ROWS)
+_add_blocks4, _add_blocks2, _add_blocks1 = (_blocks_adder(rows) for rows in (4, 2, 1))
+_HAS_EIGHT = _MOST_ROWS == _EIGHT
+_add_blocks8 = _blocks_adder(_EIGHT) if _HAS_EIGHT else _add_blocks4
 
 
 @strict_math
@@ -132,30 +152,39 @@ def attend_to_keys(queries: int, out: int, scratch: int, tile: Any, sizes: Any, 
     end = min(length, key_end + step * (tokens - 1))
     block_table = pointer_to_integers(blocks)
     value_bytes = size * (4 if dtype == FLOAT32 else 2)
-    for index in range(oldest // KEYS, (end + KEYS - 1) // KEYS):
-        offset = block_table[index] * block_bytes
-        own_keys, own_values = keys + offset, values + offset
-        count = min(KEYS, end - index * KEYS)
-        fetch_lines(own_values, count * value_bytes)
-        if count < end - index * KEYS:
-            fetch_lines(keys + block_table[index + 1] * block_bytes, KEYS * value_bytes)
-        # Copied: elements of another dtype, and heads that do not fill whole vectors.
-        if dtype != FLOAT32:
-            _widen(own_keys, wide_keys, size, KEYS, 4 * KEYS, dtype)
-            own_keys = wide_keys
-        if dtype != FLOAT32 or 4 * size != row_bytes:
-            _widen(own_values, wide_values, count, size, row_bytes, dtype)
-            own_values = wide_values
-        span = (index * KEYS, window, length)
+    # Copied: elements of another dtype, and heads that do not fill whole vectors.
+    copies_keys, copies_values = dtype != FLOAT32, dtype != FLOAT32 or 4 * size != row_bytes
+    at_once = 1 if copies_values else BLOCKS_AT_ONCE
+    first, last = oldest // KEYS, (end + KEYS - 1) // KEYS
+    while first < last:
+        next_first = min(last, (first // at_once + 1) * at_once)
+        for index in range(first, next_first):
+            offset = block_table[index] * block_bytes
+            fetch_lines(values + offset, min(KEYS, end - index * KEYS) * value_bytes)
+        if next_first < last:
+            fetch_lines(keys + block_table[next_first] * block_bytes, KEYS * value_bytes)
+        own_keys, own_values, own_bytes = keys, values, block_bytes
+        if copies_values:
+            offset = block_table[first] * block_bytes
+            _widen(values + offset, wide_values, min(KEYS, end - first * KEYS), size, row_bytes, dtype)
+            if copies_keys:
+                _widen(keys + offset, wide_keys, size, KEYS, 4 * KEYS, dtype)
+            own_keys, own_values, own_bytes = wide_keys if copies_keys else keys + offset, wide_values, 0
+        own_cache = (own_keys, own_values, blocks, own_bytes)
+        span = (first, next_first, window, length)
         done = 0
+        while _HAS_EIGHT and rows - done >= _EIGHT:
+            _add_blocks8(own_scratch, done, own_cache, (size, row_bytes), span)
+            done += _EIGHT
         while rows - done >= 4:
-            _add_block4(own_scratch, done, own_keys, own_values, (size, row_bytes), span)
+            _add_blocks4(own_scratch, done, own_cache, (size, row_bytes), span)
             done += 4
         if rows - done >= 2:
-            _add_block2(own_scratch, done, own_keys, own_values, (size, row_bytes), span)
+            _add_blocks2(own_scratch, done, own_cache, (size, row_bytes), span)
             done += 2
         if rows - done == 1:
-            _add_block1(own_scratch, done, own_keys, own_values, (size, row_bytes), span)
+            _add_blocks1(own_scratch, done, own_cache, (size, row_bytes), span)
+        first = next_first
     finish_rows(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
 
 

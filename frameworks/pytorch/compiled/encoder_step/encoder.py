@@ -6,7 +6,13 @@ All threads run the layers together. A barrier ends each part of one.
 from typing import Any
 
 from frameworks.pytorch.compiled.attention.attention_tiles import KEYS
-from frameworks.pytorch.compiled.attention.cache_rows import FLOAT32, copy, scatter
+from frameworks.pytorch.compiled.attention.cache_rows import (
+    FLOAT32,
+    ROWS_AT_ONCE,
+    copy,
+    scatter,
+    scatter_float_rows,
+)
 from frameworks.pytorch.compiled.attention.flash_attention import attend_to_keys, scratch_bytes, tile_tokens
 from frameworks.pytorch.compiled.decoder_step.norm_rope import apply_rope
 from frameworks.pytorch.compiled.encoder_step.encoder_arguments import (
@@ -95,14 +101,19 @@ def _write_blocks(arguments: Any, layer: int, thread: int, threads: int) -> None
         row, tokens = blocks[BLOCK_FIELDS * block + BLOCK_ROW], blocks[BLOCK_FIELDS * block + BLOCK_TOKENS]
         keys = arguments[CACHE] + (2 * heads * block + head) * KEYS * head_bytes
         values = keys + heads * KEYS * head_bytes
+        first_key = arguments[HEADS] + row * row_bytes + (heads + head) * head_bytes
         for token in range(tokens):
-            key = arguments[HEADS] + (row + token) * row_bytes + (heads + head) * head_bytes
+            key = first_key + token * row_bytes
             if table[COSINES]:
                 angles = 4 * (row + token) * (size // 2)
                 apply_rope(key - heads * head_bytes, table[COSINES] + angles, table[SINES] + angles, size)
                 apply_rope(key, table[COSINES] + angles, table[SINES] + angles, size)
-            scatter(key, keys + 4 * token, size, KEYS, FLOAT32)
             copy(key + heads * head_bytes, values + token * head_bytes, size)
+        whole = tokens - tokens % ROWS_AT_ONCE
+        for token in range(0, whole, ROWS_AT_ONCE):
+            scatter_float_rows(first_key + token * row_bytes, keys + 4 * token, size, row_bytes // 4, KEYS)
+        for token in range(whole, tokens):
+            scatter(first_key + token * row_bytes, keys + 4 * token, size, KEYS, FLOAT32)
     barrier(arguments)
 
 

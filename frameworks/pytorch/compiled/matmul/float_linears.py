@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
+from frameworks.pytorch.compiled.cpu_features import has_amx, has_integers, lanes
 
 if TYPE_CHECKING:
     from frameworks.pytorch.compiled.matmul.formats import PackedFormat
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
-FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups"]
+FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups", "int8_weight_only"]
 
 
 def packed_format(name: FormatName) -> "PackedFormat":
@@ -26,6 +26,8 @@ def packed_format(name: FormatName) -> "PackedFormat":
 
 def compiles(name: FormatName) -> bool:
     """Return whether a GEMM of this format can be compiled for this CPU."""
+    if name == "int8_weight_only":
+        return has_amx()
     return has_integers() if name in ("int8", "int4", "int8_groups") else lanes() > 0
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
-from frameworks.pytorch.compiled.matmul.float_linears import FormatName, make_float
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles, make_float
+from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS
 from frameworks.pytorch.generation.weights import compiled_linears
 
 FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
@@ -21,7 +22,7 @@ needs_integers = pytest.mark.skipif(not has_integers(), reason="no integers are 
 
 def formats() -> list[FormatName]:
     """Return the formats that this CPU has."""
-    return [*(FLOATS if lanes() else ()), *(INTEGERS if has_integers() else ())]
+    return list(filter(compiles, get_args(FormatName)))
 
 
 def make(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
@@ -30,8 +31,8 @@ def make(name: FormatName, weight: torch.Tensor, bias: torch.Tensor | None = Non
         return compiled_linears.make_int8(weight, bias)
     if name == "int4":
         return compiled_linears.make_int4(weight, bias)
-    if name == "int8_groups":
-        return compiled_linears.make_int8_groups(weight, bias)
+    if name in INT8_FORMATS:
+        return compiled_linears.make_int8_groups(weight, bias, name)
     return make_float(name, weight, bias)
 
 

@@ -1,5 +1,6 @@
 """GEMM by AMX on any CPU with vectors of 512 bits: NumPy computes what the instructions would."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numba
@@ -9,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import types
 
-from frameworks.pytorch.compiled.amx import amx_gemm, amx_registers
+from frameworks.pytorch.compiled.amx import amx_gemm, amx_int8_weights, amx_registers
 from frameworks.pytorch.compiled.cpu_features import lanes
-from frameworks.pytorch.compiled.matmul.formats import PackedFormat
+from frameworks.pytorch.compiled.matmul.formats import Format, PackedFormat
 from frameworks.pytorch.compiled.matmul.gemm import (
     BLOCK_BYTES,
     NUM_ARGUMENTS,
@@ -27,6 +28,7 @@ from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
 from frameworks.pytorch.compiled.simd.elementwise import ADD
 from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
+from frameworks.pytorch.generation.weights.group_weights import quantize_groups
 from tests.frameworks.pytorch.compiled.layers import random, threads
 from tests.support.amx_tiles import AmxTiles
 
@@ -42,20 +44,30 @@ def tiles() -> AmxTiles:
     return AmxTiles()
 
 
-@pytest.fixture(scope="module")
-def packed(tiles: AmxTiles) -> PackedFormat:
-    from frameworks.pytorch.compiled.dtypes.bfloat16 import pack
-
-    format_ = amx_gemm.FORMAT
+def made(
+    tiles: AmxTiles, format_: Format, stored: amx_gemm.StoredWeights, pack: Callable[..., Any]
+) -> Iterator[PackedFormat]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amx_registers, "function", tiles.function)
-        run = region(format_, amx_gemm.amx_activation_packer(format_), amx_gemm.amx_matmul_loops())
+        run = region(format_, amx_gemm.amx_activation_packer(format_), amx_gemm.amx_matmul_loops(stored))
 
         def product(arguments: Any) -> None:
             run(arguments)
 
-        made = numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")(product)
-    return PackedFormat(format_, made.address, lambda weight: pack(weight, format_))
+        function = numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")(product)
+    yield PackedFormat(format_, function.address, pack)
+
+
+@pytest.fixture(scope="module")
+def packed(tiles: AmxTiles) -> Iterator[PackedFormat]:
+    from frameworks.pytorch.compiled.dtypes.bfloat16 import pack
+
+    yield from made(tiles, amx_gemm.FORMAT, amx_gemm.BFLOAT16, lambda weight: pack(weight, amx_gemm.FORMAT))
+
+
+@pytest.fixture(scope="module")
+def quantized(tiles: AmxTiles) -> Iterator[PackedFormat]:
+    yield from made(tiles, amx_int8_weights.FORMAT, amx_int8_weights.STORED, amx_int8_weights.pack)
 
 
 def multiplied(packed: PackedFormat, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -131,6 +143,25 @@ def test_infinite_row_leaves_others_alone(packed: PackedFormat, number: float) -
     found = multiplied(packed, weight, rows)
     assert not found[2].isfinite().any()
     assert torch.equal(torch.cat([found[:2], found[3:]]), torch.cat([expected[:2], expected[3:]]))
+
+
+@pytest.mark.extended
+@given(outputs=st.integers(1, 100), groups=st.integers(1, 4), rows=st.integers(1, 70), each=st.sampled_from([32, 64]))
+@example(outputs=33, groups=19, rows=300, each=32)
+@settings(max_examples=15)
+def test_quantized_gemm_equals_float64(
+    quantized: PackedFormat, tiles: AmxTiles, outputs: int, groups: int, rows: int, each: int
+) -> None:
+    given = random(rows, groups * each, seed=2).bfloat16()
+    weights = quantize_groups(random(outputs, groups * each, seed=1), 8, each)
+    buffer = quantized.pack(weights.values.numpy(), weights.scale.float().numpy(), each)
+    with threads(1):
+        found = CompiledLinear(buffer, (outputs, groups * each), None, quantized)(given.float()).double()
+    dense = weights.dense().bfloat16().double()
+    magnitudes = given.double().abs() @ dense.abs().T
+    assert ((found - given.double() @ dense.T).abs() <= TOLERANCE * magnitudes).all()
+    assert buffer.nbytes == quantized.format.held_bytes(outputs, groups * each)
+    assert not tiles.errors
 
 
 def test_weights_take_whole_steps(packed: PackedFormat) -> None:

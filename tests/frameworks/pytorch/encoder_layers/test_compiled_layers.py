@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.core.errors import InvalidModel
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.compiling.background import CompilationFailed
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.encoder_layers import choice
 from frameworks.pytorch.encoder_layers.choice import compile_layers
 from frameworks.pytorch.encoder_layers.forms import stacks_of
-from frameworks.pytorch.encoder_layers.layers import CompiledLayers
+from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch_instances, load_torch_model
@@ -253,11 +254,12 @@ class TestFirstStart:
 
 
 @needs_integers
+@pytest.mark.parametrize("weights", list(filter(compiles, INT8_FORMATS)))
 @pytest.mark.parametrize("family", COMPILED)
 def test_int8_layers_stay_near_the_original(
-    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family
+    made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, weights: FormatName
 ) -> None:
-    monkeypatch.setattr(choice, "_takes_less", lambda *_: True)
+    monkeypatch.setattr(choice, "_fastest", lambda *_: weights)
     folder = made_once(save_embedder, family=family, **GROUPS[family])
     model = load(folder, "auto", dtype="int8", cache_dir=tmp_path)
     assert (model.spec.quantization.kernel, model.spec.quantization.weights) == ("compiled", "grouped")
@@ -275,7 +277,7 @@ def test_int8_layers_stay_near_the_original(
 def test_int8_layers_are_compared_with_the_original(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "_takes_less", lambda *_: True)
+    monkeypatch.setattr(choice, "_fastest", lambda *_: "int8_groups")
     model = load(made_once(save_embedder, **GROUPS["bert"]), "auto", dtype="int8", cache_dir=tmp_path)
     report = model.spec.quantization
     assert 0.99 < report.cosine_min < 1 - 1e-7
@@ -287,6 +289,6 @@ def test_odd_sizes_keep_kernels_of_torch(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of weights have 32 inputs."""
-    monkeypatch.setattr(choice, "_takes_less", lambda *_: True)
+    monkeypatch.setattr(choice, "_fastest", lambda *_: "int8_groups")
     model = load(made_once(save_embedder), "auto", dtype="int8", cache_dir=tmp_path)
     assert model.spec.quantization.kernel != "compiled"
