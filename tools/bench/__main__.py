@@ -43,6 +43,7 @@ from tools.bench.requests.signatures import measure_signatures
 from tools.bench.requests.startup import measure_startup
 from tools.bench.requests.static_embeddings import measure_static_embeddings
 from tools.bench.requests.tasks import measure_tasks
+from tools.bench.requests.text_peers import measure_text_peers
 from tools.bench.requests.text_throughput import measure_text_throughput
 from tools.bench.requests.texts import measure_texts
 from tools.bench.requests.throughput import measure_throughput
@@ -106,7 +107,11 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
         "open-inference": [lambda: measure_open_inference(image, vector)],
         "grpc": [lambda: measure_grpc(vector)],
-        "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
+        "texts": [
+            lambda: measure_text_throughput(_MODELS),
+            lambda: measure_text_peers(_MODELS),
+            lambda: measure_texts(_MODELS),
+        ],
         "images": [lambda: measure_images(folder / "images")],
         "tasks": [
             lambda: measure_tasks(folder / "tasks", _MODELS / "minilm"),

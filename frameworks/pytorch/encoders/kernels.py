@@ -5,6 +5,7 @@ The first start on a machine compiles for some seconds. The model serves with to
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
@@ -48,6 +49,8 @@ class EncoderKernels:
         self._entry, self._device, self._max_texts = entry, device, max_texts
         self._is_compiled = device.kind == "cpu" and lanes() > 0
         self._code: Future[None] | None = None
+        self._waiting: Sequence[EncoderModel] = ()
+        """Models whose spec says that they await kernels."""
 
     @property
     def awaits_code(self) -> bool:
@@ -92,6 +95,8 @@ class EncoderKernels:
         for each in models:
             each.packed = packed
         if spare is not None:
+            self._waiting = models
+            self._note_awaiting(is_awaiting=True)
             self._when_compiled(partial(self._change, models, spare, max_tokens))
 
     def _packed_texts(self, model: torch.nn.Module, max_tokens: int) -> "PackedTexts | None":
@@ -125,6 +130,11 @@ class EncoderKernels:
             threading.Thread(target=self._run, args=(change,), name="compile-layers", daemon=True).start()
         else:
             self._warn(str(error))
+            self._note_awaiting(is_awaiting=False)
+
+    def _note_awaiting(self, *, is_awaiting: bool) -> None:
+        for each in self._waiting:
+            each.spec = replace(each.spec, awaits_kernels=is_awaiting)
 
     def _run(self, change: Callable[[], None]) -> None:
         try:
@@ -133,6 +143,8 @@ class EncoderKernels:
             self._warn(f"{type(error).__name__}: {error}")
         else:
             log.info("the kernels of a model are chosen", model=self._entry.name)
+        finally:
+            self._note_awaiting(is_awaiting=False)
 
     def _change(self, models: Sequence[EncoderModel], spare: EncoderModel, max_tokens: int) -> None:
         """Change the kernels of models that serve."""

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 import onnxruntime as ort
-from mlserver import MLModel  # type: ignore[import-not-found]
-from mlserver.cli import main  # type: ignore[import-not-found]
-from mlserver.codecs import NumpyCodec  # type: ignore[import-not-found]
-from mlserver.types import InferenceRequest, InferenceResponse  # type: ignore[import-not-found]
+from mlserver import MLModel
+from mlserver.cli import main
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
 
 _SETTINGS = {
     "debug": False,
@@ -25,7 +25,7 @@ _SETTINGS = {
 }
 
 
-class OnnxRuntime(MLModel):  # type: ignore[misc]
+class OnnxRuntime(MLModel):
     """A graph of one input and one output, by the V2 protocol."""
 
     async def load(self) -> bool:

@@ -1,7 +1,8 @@
 """Run the texts with the library alone: the upper limit for a server.
 
-`python -m tools.bench.requests.in_process onnx|torch FOLDER SESSIONS THREADS` reads a list of texts from every line of
-its standard input, and writes one line for each: the seconds that all of them took, and the first one's embedding.
+`python -m tools.bench.requests.in_process FRAMEWORK FOLDER SESSIONS THREADS` reads a list of texts from every line of
+its standard input, and writes one line for each: the seconds that all of them took, and the embeddings. FRAMEWORK: as of
+`encoders.load_encoder`.
 """
 
 import json
@@ -17,11 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from tools.bench.peers.install import python_of
 from tools.bench.shared.cores import SERVER_CORES, on_cores
 from tools.bench.shared.encoders import Encoder, load_encoder
 from tools.bench.shared.servers import ROOT
 
 _BATCH_SIZE = 8
+_MAX_ANSWERED = 32
+_PEERS = {"openvino": "openvino", "ctranslate2": "ctranslate2", "ctranslate2-int8": "ctranslate2"}
+"""The environment of a framework, where it is not that of the project."""
 
 
 @dataclass(slots=True)
@@ -30,22 +35,27 @@ class InProcess:
 
     process: subprocess.Popen[str]
 
-    def embed(self, texts: Sequence[str]) -> tuple[float, list[float]]:
-        """Return the seconds of all texts, and the embedding of the first."""
+    def embed(self, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
+        """Return the seconds of all texts, and the embeddings of the first ones."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(texts) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
-        return answer["seconds"], answer["first"]
+        return answer["seconds"], answer["embeddings"]
 
 
 @contextmanager
 def in_process(
     framework: str, folder: Path, sessions: int = 1, threads: int = 1, cores: frozenset[int] = SERVER_CORES
 ) -> Iterator[InProcess]:
-    """Run this number of sessions in parallel, each with `threads` threads."""
-    command = [sys.executable, "-m", "tools.bench.requests.in_process"]
+    """Run this number of sessions in parallel, each with `threads` threads.
+
+    Raises RuntimeError where a peer cannot be installed.
+    """
+    peer = _PEERS.get(framework)
+    python = sys.executable if peer is None else str(python_of(peer))
+    command = [python, "-m", "tools.bench.requests.in_process"]
     command += [framework, str(folder), str(sessions), str(threads)]
     with (
         on_cores(cores),
@@ -85,7 +95,7 @@ def main(framework: str, folder: str, sessions: str, threads: str) -> None:
         started_s = time.perf_counter()
         rows = _embed_all(encoders, texts)
         seconds = time.perf_counter() - started_s
-        print(json.dumps({"seconds": seconds, "first": rows[0].tolist()}), flush=True)
+        print(json.dumps({"seconds": seconds, "embeddings": rows[:_MAX_ANSWERED].tolist()}), flush=True)
 
 
 if __name__ == "__main__":

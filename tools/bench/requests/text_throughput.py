@@ -54,6 +54,10 @@ class Way:
         requests = self.requests[: decks * DECK]
         return self._rate(requests, _CONNECTIONS, warm=_CONNECTIONS)
 
+    def single(self, decks: int) -> float:
+        """Return the texts per second at one connection."""
+        return self._rate(self.requests[: decks * DECK], 1, warm=1)
+
     def burst(self) -> float:
         """Return the texts per second of all requests at once."""
         return self._rate(self.requests, _BURST_CONNECTIONS, 0)
@@ -79,7 +83,7 @@ def _one_core_rows(models: Path, framework: str, texts: list[str], targets: tupl
     folder = models / _FOLDERS[framework]
     with ExitStack() as stack:
         limit = stack.enter_context(in_process(framework, folder))
-        _, expected = limit.embed(texts[:1])
+        _, (expected,) = limit.embed(texts[:1])
         ours = _way(stack, _OURS, roundhouse([str(folder)]), f"/models/{folder.name}/infer", texts, expected)
         assert ours is not None
         ways: dict[str, Callable[[], float]] = {
@@ -112,7 +116,7 @@ def _two_core_rows(models: Path, texts: list[str]) -> list[Row]:
         config.write_text(_TWO_CORES.format(path=orjson.dumps(str(folder)).decode()), encoding="utf-8")
         two_sessions = stack.enter_context(in_process("onnx", folder, sessions=2, cores=ALL_CORES))
         two_threads = stack.enter_context(in_process("onnx", folder, threads=2, cores=ALL_CORES))
-        _, expected = two_threads.embed(texts[:1])
+        _, (expected,) = two_threads.embed(texts[:1])
         starting = roundhouse(config=config, cores=ALL_CORES)
         ours = _way(stack, _OURS, starting, f"/models/{folder.name}/infer", texts, expected, ALL_CORES)
         assert ours is not None

@@ -229,8 +229,9 @@ class TestFirstStart:
         model = load(folder, "auto")
         before = rows_of(model, RAGGED)
         assert model.packed is None
+        assert model.spec.awaits_kernels
         code.set_result(None)
-        wait_until(lambda: model.packed is not None)
+        wait_until(lambda: not model.spec.awaits_kernels)
         packed: Any = model.packed
         assert packed.is_used
         for row, wanted in zip(rows_of(model, RAGGED), before, strict=True):
@@ -242,6 +243,7 @@ class TestFirstStart:
             code.set_exception(CompilationFailed("no space"))
         assert [each["reason"] for each in logs] == ["no space"]
         assert model.packed is None
+        assert not model.spec.awaits_kernels
         assert rows_of(model, RAGGED)
 
     def test_closed_model_is_left_alone(self, made_once: FolderMaker, code: "Future[None]") -> None:
@@ -254,7 +256,7 @@ class TestFirstStart:
 
 
 @needs_integers
-@pytest.mark.parametrize("weights", list(filter(compiles, INT8_FORMATS)))
+@pytest.mark.parametrize("weights", [each for each in INT8_FORMATS if compiles(each)])
 @pytest.mark.parametrize("family", COMPILED)
 def test_int8_layers_stay_near_the_original(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, weights: FormatName
