@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def load_encoder(
     enable_memory_mapping: bool = True,
     is_pickled: bool = False,
 ) -> torch.nn.Module:
-    """Load an encoder, as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent.
+    """Load an encoder, as `load_causal_model`. Without `needs_pooler` it has no pooler, and its weights may be absent.
 
     `is_pickled`: the weights are in `pytorch_model.bin`, which transformers reads with `weights_only`.
 
@@ -95,6 +96,9 @@ def load_encoder(
         # Gemma 2: torch's attention has no soft cap, and transformers finds that out in the first run.
         model.set_attn_implementation("eager")  # type: ignore[operator]
     _check_nothing_missing(folder, model, [key for key in missing if needs_pooler or "pooler" not in key])
+    if not needs_pooler and "add_pooling_layer" in signature(type(model)).parameters:
+        # As transformers does without that layer: it is neither computed nor in memory.
+        setattr(model, "pooler", None)  # noqa: B010 - the class of any model
     return model
 
 

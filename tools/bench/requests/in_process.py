@@ -1,8 +1,8 @@
 """Run the texts with the library alone: the upper limit for a server.
 
 `python -m tools.bench.requests.in_process FRAMEWORK FOLDER SESSIONS THREADS` reads a list of texts from every line of
-its standard input, and writes one line for each: the seconds that all of them took, and the embeddings. FRAMEWORK: as of
-`encoders.load_encoder`.
+its standard input. It writes one line for each: the seconds that all of them took, and the embeddings of the first
+ones. FRAMEWORK: as of `encoders.load_encoder`.
 """
 
 import json

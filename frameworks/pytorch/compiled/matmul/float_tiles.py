@@ -37,6 +37,8 @@ CHUNK = 512
 _MOST_NARROW_SUMS = 8
 # A tile of one row takes several blocks at once instead.
 _FETCHING_ROWS = 2
+ALL_OF_BLOCK, SLOWER, MOST_SLOWER, _OPTIONS = 1, 2, 7, 16
+"""What is added to the address of the next weights, see `fetch`."""
 _BYTES_AHEAD = 2048
 """Of each block, while one row is multiplied by several: a CPU's own prefetching of several streams is too late."""
 TILE_SIGNATURE = types.void(*[types.int64] * 5)
@@ -64,8 +66,7 @@ def float_tile(vectors: Vectors, shape: Shape, add_step: Step, rows: int, blocks
     weights) → nothing.
 
     It multiplies the packed rows of a tile by some adjacent blocks of weights, and writes float32 [blocks, rows,
-    outputs of a block]. Meanwhile it prefetches half a block of the next weights; or all of it, if their address is one
-    more; or nothing, if it is 0.
+    outputs of a block]. Meanwhile it prefetches the next weights, or a part of them, see `fetch`.
     """
 
     @llvm_function
@@ -123,9 +124,10 @@ def of_blocks(sums: list[list[Any]], rows: int) -> list[list[list[Any]]]:
 def fetch(
     builder: Any, following: Any, steps: tuple[Any, Any], step_bytes: int, rows: int, *, is_crowded: bool = False
 ) -> None:
-    """Prefetch this step's share of half a block of the next weights, and of the half behind it. `following`: address
-    of the half, or 0; one more for both halves, as another argument would take a register. `steps`: the step, and their
-    number. `is_crowded`: the accumulators leave no register, so one half is prefetched at most.
+    """Prefetch this step's share of half a block of the next weights, and of the half behind it. `following`: 0 for
+    nothing, or the address of the half, of a multiple of 16. Added to it, as another argument would take a register:
+    ALL_OF_BLOCK for both halves; SLOWER times n for the first 2^-n of the half. `steps`: the step, and their number.
+    `is_crowded`: the accumulators leave no register, so one half is prefetched at most.
 
     With AVX2 the tile's own reads need all of the CPU's loads: at 64 rows and more, prefetching takes a tenth of the
     time.
@@ -133,10 +135,12 @@ def fetch(
     if rows < _FETCHING_ROWS:
         return
     with builder.if_then(builder.icmp_signed("!=", following, int64(0))):
-        _fetch_share(builder, following, steps[0], step_bytes // 2)
+        start = builder.and_(following, int64(-_OPTIONS))
+        slower = builder.and_(builder.lshr(following, int64(1)), int64(MOST_SLOWER))
+        _fetch_share(builder, start, builder.lshr(steps[0], slower), step_bytes // 2)
         if not is_crowded:
             with builder.if_then(builder.trunc(following, ir.IntType(1))):
-                _fetch_share(builder, following, builder.add(*steps), step_bytes // 2)
+                _fetch_share(builder, start, builder.add(*steps), step_bytes // 2)
 
 
 def _fetch_share(builder: Any, start: Any, index: Any, num_bytes: int) -> None:

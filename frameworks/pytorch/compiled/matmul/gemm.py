@@ -5,9 +5,10 @@ from typing import Any
 
 from frameworks.pytorch.compiled.jit import inlined, inlined_early, stack_floats
 from frameworks.pytorch.compiled.matmul.epilogue import apply_epilogue
+from frameworks.pytorch.compiled.matmul.float_tiles import ALL_OF_BLOCK, MOST_SLOWER, SLOWER
 from frameworks.pytorch.compiled.matmul.formats import Format, row_sizer, rows_limiter, tile_sizer
 from frameworks.pytorch.compiled.parallel import NUM_RESERVED, barrier, num_threads, thread_number
-from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK
+from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, LINE_BYTES
 
 (
     ROWS, INPUTS, OUTPUTS, X, WEIGHTS, OUT, BLOCK_BYTES, TILES, OPERATION, OTHER, BIAS, DELTAS, ARE_CHANGED,
@@ -176,11 +177,18 @@ def _fetched(done: int, rows: int, largest: int, following: int, block_bytes: in
     """Return the weights that a tile prefetches while it computes, as in `Format.tile`. `done`: rows before it.
     `following`: the next block.
 
-    Each of the last two tiles prefetches half of the next block: the first tile there would wait for all of it, and the
-    others for nothing. A single tile prefetches all of it, in two streams from memory.
+    The last tiles prefetch equal parts of the next block, as many tiles as there are, up to a power of two: a burst
+    would take more than a core gets from the third-level cache. A single tile prefetches all of it, in two streams from
+    memory.
     """
     if rows <= largest:
-        return following + 1
-    if rows - done > 2 * largest:
+        return following + ALL_OF_BLOCK
+    tiles, left = (rows + largest - 1) // largest, (rows - done + largest - 1) // largest
+    slower = 0
+    while slower < MOST_SLOWER and 4 << slower <= tiles:
+        slower += 1
+    fetching = 2 << slower
+    if left > fetching:
         return 0
-    return following if rows - done > largest else following + block_bytes // 2
+    part = block_bytes // fetching // LINE_BYTES * LINE_BYTES
+    return following + (fetching - left) * part + slower * SLOWER
