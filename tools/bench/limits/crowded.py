@@ -1,4 +1,4 @@
-"""Measure the longest latencies of 256 to 4,096 connections that connect together and each send all the time."""
+"""Measure latencies and CPU of 64 to 4,096 connections that connect together and each send all the time."""
 
 import resource
 import sys
@@ -15,7 +15,7 @@ from tools.bench.shared.rounds import in_turn
 from tools.bench.shared.servers import RunningServer, roundhouse
 from tools.bench.shared.table import Row
 
-_CONNECTIONS = (256, 1024, 4096)
+_CONNECTIONS = (64, 256, 1024, 4096)
 _ROUNDS = 3
 _SECONDS = 5
 _SPARE = 200
@@ -51,7 +51,7 @@ def _row(ours: RunningServer, floor: RunningServer, connections: int) -> Row:
     }
     loads = in_turn(ways, _ROUNDS)
     return Row(
-        f"16 floats in JSON, {connections:,} connections: p99 and longest",
+        f"16 floats in JSON, {connections:,} connections: p99, longest, CPU a request",
         _figures(loads["ours"]),
         compared=f"uvicorn no-op {_figures(loads['no-op'])}",
     )
@@ -65,4 +65,5 @@ def _press(server: RunningServer, path: str, connections: int) -> wrk.Load:
 
 def _figures(loads: list[wrk.Load]) -> str:
     p50, p99, longest = (median(getattr(load, name) for load in loads) for name in ("p50_ms", "p99_ms", "longest_ms"))
-    return f"{p99:,.0f} ms, {longest:,.0f} ms (median {p50:,.0f} ms)"
+    cpu_us = median(load.cpu_us for load in loads)
+    return f"{p99:,.0f} ms, {longest:,.0f} ms (median {p50:,.0f} ms), {cpu_us:.1f} µs"
