@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import VERSION
 from app.cli.keys import add_keys
+from app.cli.lean_imports import lean_imports
 from app.cli.parser import (
     INTERRUPTED,
     INTERRUPTED_STATUS,
@@ -158,12 +159,13 @@ def _add_infer(commands: Any) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     with _signals_end_process():
-        from app.cli.fetch import FetchFailed, fetch_framework
-        from app.cli.model_paths import with_models
-        from app.config import API_KEY_VARIABLE, ConfigError, load_settings
-        from app.http.listener.sockets import CannotListenError
-        from app.server.process import serve
-        from app.server.start_report import StartOptions
+        with lean_imports():
+            from app.cli.fetch import FetchFailed, fetch_framework
+            from app.cli.model_paths import with_models
+            from app.config import API_KEY_VARIABLE, ConfigError, load_settings
+            from app.http.listener.sockets import CannotListenError
+            from app.server.process import serve
+            from app.server.start_report import StartOptions
 
         if not sys.stderr:
             # Started with standard error closed. A socket must not get its number: C libraries write to it.
