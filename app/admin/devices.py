@@ -1,0 +1,25 @@
+"""Describe devices and their memory."""
+
+from typing import Any
+
+from app.protocols.shared.bodies import ResponseBody
+from frameworks.core.devices import Device
+
+
+class DeviceDescription(ResponseBody):
+    """A device and its memory, measured for this response."""
+
+    id: str
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    """Return the DeviceDescription of a device."""
+    return {
+        "id": device.id,
+        "name": device.name,
+        "total_bytes": device.total_bytes,
+        "free_bytes": device.free_bytes,
+    }
