@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         ensure_utf8()
         arguments = sys.argv[1:]
-    parser = _parser()
+    parser = _parser(arguments)
     if not arguments:
         parser.print_help()
         return 0
@@ -60,7 +60,8 @@ def _end_beside_threads(status: int) -> None:
         os._exit(status)
 
 
-def _parser() -> CommandParser:
+def _parser(arguments: Sequence[str] = ()) -> CommandParser:
+    """Return the parser. Commands of extensions are left out where the arguments name another one."""
     parser = CommandParser(
         prog="roundhouse",
         description="One server for ONNX and PyTorch models.",
@@ -73,8 +74,10 @@ def _parser() -> CommandParser:
     _add_models(commands)
     _add_infer(commands)
     add_keys(commands)
-    for extension in extensions():
-        extension.add_commands(commands)
+    # The options of `run` and `bench` are many: a server does not import them.
+    if not arguments or arguments[0] not in parser.commands:
+        for extension in extensions():
+            extension.add_commands(commands)
     return parser
 
 
