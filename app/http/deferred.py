@@ -63,5 +63,5 @@ class DeferredApplication:
         try:
             return await asyncio.shield(building)
         finally:
-            if building.done():
+            if building.done() and self._building is building:
                 self._building = None

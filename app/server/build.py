@@ -131,7 +131,7 @@ def build(
     table = build_routes()
     serve_grpc = None
     if grpc_listener is not None:
-        methods = management_methods(management_answer(inference, counting.views), observer)
+        methods = partial(own_management_methods, inference, counting.views, observer)
         serve_grpc = partial(grpc_listener.serving, inference.pipeline, methods, loaded.settings, authenticator)
     live = build_live(shown_of(inference, counting), inference.pipeline, keys, host.labels)
     lifespan = build_lifespan(inference, monitors, keys, connections.tls, live, serve_grpc)
@@ -333,3 +333,8 @@ def management_methods(answer: "Answer", observer: Observer) -> "dict[str, Unary
     from app.grpc.management import management_methods as methods
 
     return methods(answer, observer)
+
+
+def own_management_methods(inference: Inference, views: Views, observer: Observer) -> "dict[str, Unary]":
+    """Return the methods that this process answers itself; see `management_methods`."""
+    return management_methods(management_answer(inference, views), observer)

@@ -84,6 +84,8 @@ def prepare_workers(inherited: Inherited) -> None:
 
     if inherited.loaded.settings.server.grpc_port != 0:
         import app.grpc.listener
+        import app.grpc.management
+        import app.grpc.services
         import app.workers.forwarded_calls  # noqa: F401
     if inherited.loaded.settings.models.onnx_models:
         import frameworks.onnx.registry  # noqa: F401
@@ -253,7 +255,7 @@ class _Worker:
         from app.grpc.listener import open_listener
         from app.workers.forwarded_calls import ForwardedCalls
 
-        methods = management_methods(ForwardedCalls(self._link).answer, self._observer)
+        methods = partial(management_methods, ForwardedCalls(self._link).answer, self._observer)
         settings, is_checked = self._inherited.loaded.settings, self._authenticator is not None
         listener = open_listener(settings.server, self._connections, is_checked, shares_port=True)
         assert listener is not None, "workers serve gRPC only where it is on"

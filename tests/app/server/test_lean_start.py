@@ -55,6 +55,7 @@ NOT_NEEDED = (
     "extensions.search.api",
     "fastapi",
     "filelock",
+    "google.protobuf",
     "onnx",
     "rich",
     "starlette.applications",
