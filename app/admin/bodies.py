@@ -1,9 +1,8 @@
 """Read the JSON bodies of admin routes, and describe them for OpenAPI."""
 
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import orjson
-from fastapi import Request
 from pydantic import Field, WithJsonSchema
 
 from app.http.bodies import read_body
@@ -14,6 +13,9 @@ from app.protocols.shared.compression import body_encoding, decompress
 from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge
 from app.protocols.shared.json.body import describe_type
 from frameworks.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 Kind = TypeVar("Kind", bound=Body)
 
@@ -35,7 +37,7 @@ DrainTimeout = Annotated[
 _BINARY = (b"content-type", b"application/octet-stream")
 
 
-async def read_object(request: Request, max_body_bytes: int, accepts_binary_type: bool = False) -> dict[str, Any]:
+async def read_object(request: "Request", max_body_bytes: int, accepts_binary_type: bool = False) -> dict[str, Any]:
     """Return the JSON object in the body. `accepts_binary_type`: also with content-type application/octet-stream.
 
     Raises UnsupportedMediaType, TooLarge (also above MAX_MANAGEMENT_BYTES), EmptyBody, InvalidJson, InvalidInput,
@@ -64,7 +66,7 @@ async def read_object(request: Request, max_body_bytes: int, accepts_binary_type
 
 
 async def read_optional(
-    kind: type[Kind], request: Request, max_body_bytes: int, accepts_binary_type: bool = False
+    kind: type[Kind], request: "Request", max_body_bytes: int, accepts_binary_type: bool = False
 ) -> Kind:
     """Return the validated body; an omitted body has the defaults of all fields.
 

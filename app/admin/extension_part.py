@@ -5,14 +5,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
-
 from app.admin.metrics.families import Family
 from app.admin.views import View, Views
 from app.auth.principal import Principal
 from app.config import Settings
 
 if TYPE_CHECKING:
+    from fastapi import APIRouter
+
     from app.inference.lifecycle import Lifecycle
 
 
@@ -37,7 +37,7 @@ class ExtensionPart:
         """Start after the manager, and stop before it. Not called in a worker."""
         return nullcontext()
 
-    def routers(self, parts: ServerParts) -> Sequence[APIRouter]:
+    def routers(self, parts: ServerParts) -> "Sequence[APIRouter]":
         """Return the routes that describe or change the server. Not called in a worker."""
         return ()
 

@@ -8,28 +8,17 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, create_model
 
 from app.admin.extension_part import ExtensionPart
+from app.admin.facts import LIVE_BODIES, DeviceDescription, describe_device
 from app.admin.progress import WorkDescription, visible_works
 from app.admin.views import Views
 from app.http.listener.clocks import ConnectionBounds, Connections
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.inference.lifecycle import ServerLifecycle
 from app.protocols.shared.bodies import ResponseBody
-from frameworks.core.devices import Device, DeviceManager
+from frameworks.core.devices import DeviceManager
 from frameworks.models.versions.states import ModelState
 from memory.host import resident_bytes
-
-LIVE_BODIES = {"/health/live": {"status": "live"}, "/v2/health/live": {"live": True}}
-"""The body of each route that says whether the process is alive."""
-
-
-class DeviceDescription(ResponseBody):
-    """A device and its memory, measured for this response."""
-
-    id: str
-    name: str
-    total_bytes: int
-    free_bytes: int
 
 
 class Health(ResponseBody):
@@ -133,13 +122,3 @@ def _with_parts(parts: Sequence[ExtensionPart]) -> type[Health]:
         if part.health_key
     }
     return create_model("Health", __base__=Health, __doc__=Health.__doc__, **added)
-
-
-def describe_device(device: Device) -> dict[str, Any]:
-    """Return the DeviceDescription of a device."""
-    return {
-        "id": device.id,
-        "name": device.name,
-        "total_bytes": device.total_bytes,
-        "free_bytes": device.free_bytes,
-    }

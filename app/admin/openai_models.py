@@ -8,9 +8,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from app.admin.views import Views
-from app.http.model_paths import NAME
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.model_paths import NAME
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.inference.model_view import ModelView
 from app.inference.unnamed_model import kind_of, last_spec_of

@@ -9,9 +9,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import FileResponse
 
 from app import VERSION
-from app.http.openapi import describe_responses
 from app.http.prefixes import prefix_of
-from app.http.responses import json_response
+from app.http.routes.openapi import describe_responses
+from app.http.routes.responses import json_response
 from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.errors import NotFound
 

@@ -1,14 +1,15 @@
 """Give each handler the models and counts that the sender of its request may see."""
 
 from collections.abc import Callable
-from typing import NamedTuple
-
-from fastapi import Request
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.auth.principal import Principal
 from app.inference.model_view import ManagedModelView
 from app.observability.tallies import RequestTallies
 from app.observability.visible_counts import Counts
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 
 class View(NamedTuple):
@@ -30,7 +31,7 @@ class Views:
         """Return the view of a principal."""
         return View(self._models_of(principal), Counts(self._tallies, principal))
 
-    def for_request(self, request: Request) -> View:
+    def for_request(self, request: "Request") -> View:
         """Return the view of the sender of an HTTP request."""
         principal: Principal = request.scope["record"].principal
         return self.of(principal)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import VERSION
 from app.cli.keys import add_keys
+from app.cli.lean_imports import lean_imports
 from app.cli.parser import (
     INTERRUPTED,
     INTERRUPTED_STATUS,
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         ensure_utf8()
         arguments = sys.argv[1:]
-    parser = _parser()
+    parser = _parser(arguments)
     if not arguments:
         parser.print_help()
         return 0
@@ -59,7 +60,8 @@ def _end_beside_threads(status: int) -> None:
         os._exit(status)
 
 
-def _parser() -> CommandParser:
+def _parser(arguments: Sequence[str] = ()) -> CommandParser:
+    """Return the parser. Commands of extensions are left out where the arguments name another one."""
     parser = CommandParser(
         prog="roundhouse",
         description="One server for ONNX and PyTorch models.",
@@ -72,8 +74,10 @@ def _parser() -> CommandParser:
     _add_models(commands)
     _add_infer(commands)
     add_keys(commands)
-    for extension in extensions():
-        extension.add_commands(commands)
+    # The options of `run` and `bench` are many: a server does not import them.
+    if not arguments or arguments[0] not in parser.commands:
+        for extension in extensions():
+            extension.add_commands(commands)
     return parser
 
 
@@ -158,12 +162,13 @@ def _add_infer(commands: Any) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     with _signals_end_process():
-        from app.cli.fetch import FetchFailed, fetch_framework
-        from app.cli.model_paths import with_models
-        from app.config import API_KEY_VARIABLE, ConfigError, load_settings
-        from app.http.listener.sockets import CannotListenError
-        from app.server.process import serve
-        from app.server.start_report import StartOptions
+        with lean_imports():
+            from app.cli.fetch import FetchFailed, fetch_framework
+            from app.cli.model_paths import with_models
+            from app.config import API_KEY_VARIABLE, ConfigError, load_settings
+            from app.http.listener.sockets import CannotListenError
+            from app.server.process import serve
+            from app.server.start_report import StartOptions
 
         if not sys.stderr:
             # Started with standard error closed. A socket must not get its number: C libraries write to it.

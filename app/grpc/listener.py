@@ -1,19 +1,24 @@
 """Answer gRPC calls while the application runs, on the port of HTTP and on one of its own, and drain with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from app.auth.authenticator import Authenticator
 from app.config import ServerSettings, Settings
 from app.grpc.authorization import CallAuthorization
-from app.grpc.call import Unary
-from app.grpc.services import build_methods
+from app.grpc.call import Check, Stream, Unary
 from app.grpc.transport.server import GrpcBounds, GrpcServer
 from app.http.listener.clocks import Connections
 from app.http.listener.http2.clocks import http2_bounds
 from app.inference.pipeline import Pipeline
+from frameworks.core.tenants import Tenant
+from frameworks.scheduling.byte_limit import ByteLimit
+
+Methods = tuple[Mapping[str, Unary], Mapping[str, Stream], Callable[[Tenant], ByteLimit], Check | None, bool]
+"""The arguments of `GrpcServer.answer`."""
 
 # Calls that run at once.
 _MAX_CALLS = 2048
@@ -35,27 +40,40 @@ class GrpcListener:
     async def serving(
         self,
         pipeline: Pipeline,
-        management: Mapping[str, Unary],
+        management: Callable[[], Mapping[str, Unary]],
         settings: Settings,
         authenticator: Authenticator | None = None,
     ) -> AsyncIterator[None]:
         """Answer calls within the block. When the server drains, or at the end of the block, refuse new calls, and
-        complete the running ones within the drain timeout. `management`: of `management_methods`. `authenticator`:
-        exactly if the listener is checked.
+        complete the running ones within the drain timeout.
+
+        `management`: returns those of `management_methods`. Without a port of its own the first call imports protobuf
+        and all messages, which takes 30 ms. `authenticator`: exactly if the listener is checked.
         """
-        unary, streams = build_methods(pipeline, management, settings.models.default_model)
-        check = None
-        if authenticator is not None:
-            gate = CallAuthorization(authenticator, pipeline.observer)
-            gate.with_scopes(unary, streams)
-            check = gate.check
-        is_traced = pipeline.observer.tracer is not None
-        await self._server.start(unary, streams, pipeline.bounds.byte_limit_of, check, is_traced)
+
+        def methods() -> Methods:
+            from app.grpc.services import build_methods
+
+            unary, streams = build_methods(pipeline, management(), settings.models.default_model)
+            check = None
+            if authenticator is not None:
+                gate = CallAuthorization(authenticator, pipeline.observer)
+                gate.with_scopes(unary, streams)
+                check = gate.check
+            return unary, streams, pipeline.bounds.byte_limit_of, check, pipeline.observer.tracer is not None
+
+        def open_first(*call: Any) -> Any:
+            self._server.answer(*methods())
+            self._connections.open_call = self._server.open
+            return self._server.open(*call)
+
+        if self.port:
+            await self._server.start(*methods())
         loop, is_draining = asyncio.get_running_loop(), asyncio.Event()
         # A signal handler may drain the server, at any point of this thread.
         pipeline.lifecycle.on_drain(partial(loop.call_soon_threadsafe, is_draining.set))
         ending = loop.create_task(self._end(is_draining, pipeline, settings.server.drain_timeout_s))
-        self._connections.open_call = self._server.open
+        self._connections.open_call = self._server.open if self.port else open_first
         try:
             yield
         finally:

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
-import orjson
 import structlog
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.auth.quotas import TenantLimits
 from app.auth.token_bucket import TokenBucket
@@ -20,17 +17,6 @@ log = structlog.get_logger(__name__)
 _OPENAI_PATHS = "/v1/"
 
 
-class AsgiResponse(Response):
-    """A response that an ASGI application sends."""
-
-    def __init__(self, answer: ASGIApp) -> None:
-        self._answer = answer
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
-
-
 def own_headers(record: RequestRecord) -> Sequence[Header]:
     """Return the headers of the response that the record knows: those for web pages, and OpenAI's rate limits."""
     if record.limits is None or not record.path.startswith(_OPENAI_PATHS):
@@ -41,11 +27,6 @@ def own_headers(record: RequestRecord) -> Sequence[Header]:
 def id_headers(codec: Codec, record: RequestRecord) -> list[Header]:
     """Return the header of the codec's own that names the request; none for most codecs."""
     return [(codec.id_header, record.request_id.encode())] if codec.id_header else []
-
-
-def json_response(content: object, status: int = 200) -> Response:
-    """Return the response of a FastAPI route: JSON written by orjson."""
-    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:

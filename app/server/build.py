@@ -8,20 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
-from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp
 
-from app.admin.extension_part import ExtensionPart, ServerParts
-from app.admin.health import HealthApi
-from app.admin.metrics.api import MetricsApi, StatsSources
 from app.admin.metrics.process_parts import ProcessParts
-from app.admin.models.adapters import AdaptersApi
-from app.admin.models.allowed_paths import AllowedPaths
-from app.admin.models.api import ModelsApi
-from app.admin.models.folders import FoldersApi
-from app.admin.open_inference.management import Management
-from app.admin.open_inference.routes import OpenInferenceApi
-from app.admin.openai_models import OpenAiModelsApi
-from app.admin.pages import PagesApi
 from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.key_store import KeyStore
@@ -30,22 +19,23 @@ from app.auth.quotas import limits_by_tenant
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
 from app.extension import ServerProcess, extensions, http_access, open_parts
-from app.http.app import Lifespan, build_admin, build_app
+from app.http.app import build_app
+from app.http.deferred import DeferredApplication, Lifespan
 from app.http.endpoint import Endpoint
 from app.http.listener.clocks import ConnectionBounds, Connections
 from app.http.page.files import WebSite
+from app.http.page.page import WebPage
 from app.inference.bounds import Bounds
 from app.inference.context import InferenceService
 from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
-from app.inference.response_cache import CacheUse, ResponseCache
+from app.inference.response_cache import ResponseCache
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
 from app.observability.integrity import IntegrityMonitor
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
-from app.observability.process_counts import ProcessCounts
 from app.observability.progress import ProgressReporter
 from app.observability.tallies import RequestTallies
 from app.observability.traces.traces import Tracer
@@ -58,15 +48,15 @@ from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.shared.routes import RouteTable
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
-from app.server.manager import build_manager, source_folder, source_framework
+from app.server.manager import build_manager
 from app.server.monitoring import Live, Shown, build_live
+from app.server.parts import Counting, Inference, Monitors
 from app.workers.shared.responses import SharedResponses
 from app.workers.tallies.merged import MergedTallies
 from frameworks.core.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.replicas.control import Workers
 from frameworks.models.residency.processes import Starter
-from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.scheduling.shared_limits import SharedLimits, request_limit
 from memory.host import resident_bytes
@@ -74,6 +64,8 @@ from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from app.grpc.call import Unary
     from app.grpc.listener import GrpcListener
     from app.grpc.management import Answer
@@ -112,43 +104,6 @@ class Sharing:
     num_workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """The parts that run requests, from the manager up to the pipeline. `parts`: of the extensions."""
-
-    manager: MLFrameworkManager
-    pool: TensorPool
-    response_cache: CacheUse
-    requests: RequestLimit
-    service: InferenceService
-    shadowing: ShadowTraffic
-    pipeline: Pipeline
-    lifecycle: ServerLifecycle
-    parts: tuple[ExtensionPart, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Monitors:
-    """The parts that check the server itself."""
-
-    loop_lag: LoopLagMonitor
-    integrity: IntegrityMonitor
-
-
-@dataclass(frozen=True, slots=True)
-class Counting:
-    """The counts of the whole server. `process_counts`: returns those that are no counts of requests. `memory_bytes`:
-    returns the memory of its processes, but for those of models.
-    """
-
-    views: Views
-    tallies: RequestTallies
-    process_counts: Callable[[], ProcessCounts]
-    workers: WorkerCounts
-    memory_bytes: Callable[[], int]
-    labels: Mapping[str, str]
-
-
 def build(
     loaded: LoadedSettings,
     log_requests: str,
@@ -176,18 +131,20 @@ def build(
     table = build_routes()
     serve_grpc = None
     if grpc_listener is not None:
-        methods = management_methods(management_answer(inference, counting.views), observer)
+        methods = partial(own_management_methods, inference, counting.views, observer)
         serve_grpc = partial(grpc_listener.serving, inference.pipeline, methods, loaded.settings, authenticator)
     live = build_live(shown_of(inference, counting), inference.pipeline, keys, host.labels)
-    admin = build_admin(
-        table,
-        [*build_routers(loaded, inference, counting, connections, keys), *live.routers],
-        connections.byte_limit,
-        build_lifespan(inference, monitors, keys, connections.tls, live, serve_grpc),
-    )
-    rules, site = origin_rules(loaded.settings.server), read_site(loaded.settings.server)
-    warn_of_missing_site(loaded.settings.server, site)
-    app = build_app(inference.pipeline, table, admin, rules, authenticator, site, prefix_rules(loaded.settings.server))
+    lifespan = build_lifespan(inference, monitors, keys, connections.tls, live, serve_grpc)
+    warn_of_missing_site(loaded.settings.server)
+
+    def administration() -> ASGIApp:
+        routes = build_administration(loaded, inference, counting, connections, keys, table, live)
+        return with_page(read_site(loaded.settings.server), routes)
+
+    admin = DeferredApplication(administration, lifespan)
+    rules, prefixes = origin_rules(loaded.settings.server), prefix_rules(loaded.settings.server)
+    has_page = has_site(loaded.settings.server)
+    app = build_app(inference.pipeline, table, admin, rules, authenticator, has_page, prefixes)
     return Server(app, inference.lifecycle)
 
 
@@ -290,43 +247,9 @@ def build_routes() -> RouteTable:
     return RouteTable([*core, *others], HttpAccess(http_access()))
 
 
-def build_routers(
-    loaded: LoadedSettings, inference: Inference, counting: Counting, connections: Connections, keys: KeyStore
-) -> list[APIRouter]:
-    """Return the routes that change or describe the server."""
-    manager, pipeline, views = inference.manager, inference.pipeline, counting.views
-    lifecycle = inference.lifecycle
-    max_body_bytes = loaded.settings.server.max_body_bytes
-    models = loaded.settings.models
-    paths = AllowedPaths(
-        loaded.base_dir, tuple(map(loaded.resolve, models.roots)), models.sources, partial(source_folder, loaded)
-    )
-    isolation = loaded.settings.performance.isolation
-    sources = StatsSources(
-        manager.devices,
-        manager.residency.ledger,
-        inference.requests,
-        inference.response_cache,
-        connections,
-        keys,
-        pipeline.bounds.tenants,
-        counting.process_counts,
-        counting.workers,
-        counting.labels,
-        [part.families for part in inference.parts],
-    )
-    server = ServerParts(loaded.settings, views, lifecycle)
-    return [
-        PagesApi().router(),
-        ModelsApi(views, lifecycle, paths, max_body_bytes, partial(source_framework, loaded), isolation).router(),
-        FoldersApi(views, paths).router(),
-        AdaptersApi(views, lifecycle, paths, max_body_bytes).router(),
-        OpenAiModelsApi(views).router(),
-        OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
-        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes, inference.parts, connections).router(),
-        MetricsApi(sources, views).router(),
-        *(router for part in inference.parts for router in part.routers(server)),
-    ]
+def has_site(server: ServerSettings) -> bool:
+    """Whether there is a web page."""
+    return server.web and WebSite.is_in()
 
 
 def read_site(server: ServerSettings) -> WebSite | None:
@@ -334,8 +257,13 @@ def read_site(server: ServerSettings) -> WebSite | None:
     return WebSite.read() if server.web else None
 
 
-def warn_of_missing_site(server: ServerSettings, site: WebSite | None) -> None:
-    if site is None and server.web:
+def with_page(site: WebSite | None, admin: ASGIApp) -> ASGIApp:
+    """Return the application with the web page before it; None: `GET /` is JSON."""
+    return admin if site is None else WebPage(site, admin)
+
+
+def warn_of_missing_site(server: ServerSettings) -> None:
+    if server.web and not has_site(server):
         log.warning("no web page: the folder app/web of this installation has none")
 
 
@@ -351,7 +279,7 @@ def build_lifespan(
     manager, pipeline = inference.manager, inference.pipeline
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan() -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             works = [monitors.loop_lag.run(), ProgressReporter().run(), keys.watch(), *([tls.watch()] if tls else ())]
             for work in works:
@@ -374,8 +302,27 @@ def build_lifespan(
     return lifespan
 
 
+def build_administration(
+    loaded: LoadedSettings,
+    inference: Inference,
+    counting: Counting,
+    connections: Connections,
+    keys: KeyStore,
+    table: RouteTable,
+    live: Live,
+) -> "FastAPI":
+    """Return the routes that change or describe the server. FastAPI and they are imported by this call."""
+    from app.http.routes.application import build_admin
+    from app.server.administration import build_routers
+
+    return build_admin(
+        table, build_routers(loaded, inference, counting, connections, keys, live), connections.byte_limit
+    )
+
+
 def management_answer(inference: Inference, views: Views) -> "Answer":
     """Return how calls over gRPC are answered that are no inference."""
+    from app.admin.open_inference.management import Management
     from app.grpc.management import ManagementCalls
 
     return ManagementCalls(Management(inference.pipeline, inference.lifecycle), views).answer
@@ -386,3 +333,8 @@ def management_methods(answer: "Answer", observer: Observer) -> "dict[str, Unary
     from app.grpc.management import management_methods as methods
 
     return methods(answer, observer)
+
+
+def own_management_methods(inference: Inference, views: Views, observer: Observer) -> "dict[str, Unary]":
+    """Return the methods that this process answers itself; see `management_methods`."""
+    return management_methods(management_answer(inference, views), observer)

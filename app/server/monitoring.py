@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admin.monitoring.event_subscribers import ServerFacts, Viewers
-from app.admin.monitoring.events_api import EventsApi
-from app.admin.monitoring.files_api import ModelFilesApi, ModelFileSender, file_of
+from app.admin.monitoring.file_sending import ModelFileSender, file_of
 from app.admin.monitoring.request_log import OwnRequests, RequestLog
 from app.admin.monitoring.sampling import LiveFeed, LiveSources
 from app.admin.views import Views
@@ -41,7 +39,8 @@ class Live:
     """The parts in the process of the models. `feed` runs while the server does."""
 
     feed: LiveFeed
-    routers: list[APIRouter]
+    viewers: Viewers
+    requests: RequestLog
 
 
 def build_live(
@@ -56,7 +55,7 @@ def build_live(
         FeedServer(feed, workers)
     # In a supervisor its routes are described, and answered by the workers.
     viewers = Viewers(feed, keys, shown.lifecycle, ServerFacts(labels=labels))
-    return Live(feed, [EventsApi(viewers, requests).router(), ModelFilesApi(ModelFileSender(shown.models)).router()])
+    return Live(feed, viewers, requests)
 
 
 class WorkerRoutes:

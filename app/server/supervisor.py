@@ -14,7 +14,6 @@ import uvloop
 
 from app.auth.key_store import KeyStore
 from app.config import LoadedSettings, ServerSettings
-from app.http.app import build_admin
 from app.http.listener.clocks import Connections
 from app.http.listener.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.inference.lifecycle import ServerLifecycle
@@ -23,14 +22,13 @@ from app.observability.logs.lock import LogLock
 from app.observability.logs.logs import FLUSH_S, configure_logging, flush_logs
 from app.observability.metrics import Observer
 from app.server.build import (
-    Counting,
     Host,
     Sharing,
+    build_administration,
     build_counting,
     build_inference,
     build_lifespan,
     build_monitors,
-    build_routers,
     build_routes,
     management_answer,
     read_site,
@@ -40,6 +38,7 @@ from app.server.build import (
 from app.server.http_server import open_connections, server_tls
 from app.server.keys import open_keys
 from app.server.monitoring import build_live
+from app.server.parts import Counting
 from app.server.reload import HangupReload, Reload, WorkerReloads
 from app.server.start_report import StartOptions, StartReport
 from app.server.worker import Inherited, prepare_workers, run_worker
@@ -89,7 +88,7 @@ def run_supervisor(loaded: LoadedSettings, options: StartOptions, log_requests: 
 def _supervise(inherited: Inherited, options: StartOptions, fork_server: ForkServer) -> tuple[int, str]:
     settings = inherited.loaded.settings
     stop = _StopSignals()
-    warn_of_missing_site(settings.server, inherited.site)
+    warn_of_missing_site(settings.server)
     for warning in inherited.loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     keys = open_keys(inherited.loaded, inherited.api_key)
@@ -171,12 +170,8 @@ class _Supervisor:
 
         live = build_live(shown_of(inference, counting), inference.pipeline, self._keys, {}, self._workers)
         table = build_routes()
-        admin = build_admin(
-            table,
-            [*build_routers(loaded, inference, counting, connections, self._keys), *live.routers],
-            connections.byte_limit,
-            build_lifespan(inference, monitors, self._keys, connections.tls, live, None),
-        )
+        admin = build_administration(loaded, inference, counting, connections, self._keys, table, live)
+        lifespan = build_lifespan(inference, monitors, self._keys, connections.tls, live, None)
         admin_server = AdminServer(admin, table.access, applied)
         self._workers.on_connect(admin_server.serve)
         if self._inherited.loaded.settings.server.grpc_port != 0:
@@ -184,7 +179,7 @@ class _Supervisor:
 
             self._workers.on_connect(CallServer(management_answer(inference, counting.views), applied).serve)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(admin.router.lifespan_context(admin))
+            await stack.enter_async_context(lifespan())
             await stack.enter_async_context(admin_server)
             await stack.enter_async_context(background_task(status.run()))
             await stack.enter_async_context(background_task(hangup.run()))

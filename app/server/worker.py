@@ -11,11 +11,10 @@ from functools import partial
 
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
 
 from app.admin.metrics.process_parts import ProcessParts
 from app.admin.monitoring.event_subscribers import ServerFacts, Viewers
-from app.admin.monitoring.files_api import ModelFileSender
+from app.admin.monitoring.file_sending import ModelFileSender
 from app.auth.authenticator import Authenticator
 from app.auth.failed_key_limit import Slowdown
 from app.auth.key_store import KeyStore
@@ -34,12 +33,7 @@ from app.observability.logs.logs import FLUSH_S, close_logs, configure_logging, 
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer, new_ids
 from app.observability.traces.tracing import close_tracer, open_tracer
-from app.server.build import (
-    Monitors,
-    build_bounds,
-    build_routes,
-    management_methods,
-)
+from app.server.build import build_bounds, build_routes, management_methods, with_page
 from app.server.http_server import (
     HttpServer,
     open_connections,
@@ -52,6 +46,7 @@ from app.server.http_server import (
 from app.server.keys import open_keys
 from app.server.manager import build_loader
 from app.server.monitoring import WorkerRoutes
+from app.server.parts import Monitors
 from app.server.reload import Reload, reload_when_told
 from app.workers.event_relay import RemoteFeeds, RequestsSender
 from app.workers.forwarding import ForwardedAdmin
@@ -89,6 +84,8 @@ def prepare_workers(inherited: Inherited) -> None:
 
     if inherited.loaded.settings.server.grpc_port != 0:
         import app.grpc.listener
+        import app.grpc.management
+        import app.grpc.services
         import app.workers.forwarded_calls  # noqa: F401
     if inherited.loaded.settings.models.onnx_models:
         import frameworks.onnx.registry  # noqa: F401
@@ -211,10 +208,10 @@ class _Worker:
         settings = self._inherited.loaded.settings
         table = build_routes()
         forwarded = ForwardedAdmin(self._link, self._connections.byte_limit, table.access, self._lifespan)
-        admin = WorkerRoutes(self._viewers, ModelFileSender(self._replica), forwarded)
-        rules, site = origin_rules(settings.server), self._inherited.site
-        prefixes = prefix_rules(settings.server)
-        app = build_app(self._pipeline, table, admin, rules, self._authenticator, site, prefixes)
+        site = self._inherited.site
+        admin = with_page(site, WorkerRoutes(self._viewers, ModelFileSender(self._replica), forwarded))
+        rules, prefixes = origin_rules(settings.server), prefix_rules(settings.server)
+        app = build_app(self._pipeline, table, admin, rules, self._authenticator, site is not None, prefixes)
         return uvicorn_config(app, self._connections, settings.server)
 
     def supervisor_lost(self, _: object) -> None:
@@ -230,7 +227,7 @@ class _Worker:
         self._link.close()
 
     @asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self) -> AsyncIterator[None]:
         """Start the parts in order, and stop them in reverse after the listener is closed."""
         drain_timeout_s = self._inherited.loaded.settings.server.drain_timeout_s
         async with AsyncExitStack() as stack:
@@ -258,7 +255,7 @@ class _Worker:
         from app.grpc.listener import open_listener
         from app.workers.forwarded_calls import ForwardedCalls
 
-        methods = management_methods(ForwardedCalls(self._link).answer, self._observer)
+        methods = partial(management_methods, ForwardedCalls(self._link).answer, self._observer)
         settings, is_checked = self._inherited.loaded.settings, self._authenticator is not None
         listener = open_listener(settings.server, self._connections, is_checked, shares_port=True)
         assert listener is not None, "workers serve gRPC only where it is on"

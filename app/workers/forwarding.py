@@ -6,21 +6,20 @@ The supervisor answers it with the application of the routes.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from starlette.applications import Starlette
+import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.admin.health import LIVE_BODIES
+from app.admin.facts import LIVE_BODIES
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.auth.permissions import HttpAccess
 from app.http.bodies import read_body
+from app.http.deferred import Lifespan, run_lifespan
 from app.http.disconnects import DisconnectWatcher, watched
 from app.http.prefixes import prefix_of, set_prefix
-from app.http.responses import json_response
 from app.observability.metrics import RequestRecord
 from app.protocols.shared.errors import MAX_MANAGEMENT_BYTES, EmptyBody, TooLarge
 from app.workers.messages import AdminAnswer, AdminCall
@@ -85,23 +84,23 @@ class ForwardedAdmin:
         link: ControlLink,
         byte_limit: ByteLimit,
         access: HttpAccess,
-        lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
+        lifespan: Lifespan,
     ) -> None:
         """`byte_limit`: counts the bodies. `access`: of all routes. `lifespan`: starts and stops the worker's parts."""
         self._link = link
         self._byte_limit = byte_limit
-        self._other = Starlette(lifespan=lifespan)
+        self._lifespan = lifespan
         self._access = access
         self._watcher = DisconnectWatcher()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that the endpoint has authenticated. Raises Overloaded, RequestTimeout, ClientGone."""
-        if scope["type"] != "http":
-            await self._other(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await run_lifespan(self._lifespan, receive, send)
             return
         method, path, record = scope["method"], scope["path"], scope["record"]
         if method == "GET" and path in LIVE_BODIES:
-            await json_response(LIVE_BODIES[path])(scope, receive, send)
+            await _send_json(orjson.dumps(LIVE_BODIES[path]), send)
             return
         # Routes of the other methods read no body.
         body = await self._read_body(scope, receive) if method == "POST" else b""
@@ -133,6 +132,12 @@ class ForwardedAdmin:
             raise SupervisorLost from None
         assert isinstance(answer, AdminAnswer)
         return answer
+
+
+async def _send_json(body: bytes, send: Send) -> None:
+    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class AdminServer:

@@ -8,15 +8,19 @@ from pydantic import Field, ValidationError
 from app.config.issues import format_value
 from app.config.source import Source, names_of
 from app.config.tables import ConfigTable
-from extensions.pipelines.checker import check_pipeline
 from extensions.pipelines.settings import PipelineEntry, PipelineModelEntry
 
 
 def check_pipelines(source: Source) -> None:
     """Add an issue for each fault of each pipeline. The types of models are known when they are loaded."""
+    pipelines = list(_entries(source, "pipelines"))
+    if not pipelines:
+        return
+    from extensions.pipelines.checker import check_pipeline
+
     models = [name for _, entry in source.model_entries() for _, name in names_of(entry)]
     names: list[str] = []
-    for index, content in _entries(source, "pipelines"):
+    for index, content in pipelines:
         own = list(names_of(content))
         for place, name in own:
             if name in models or name in names:
@@ -26,7 +30,7 @@ def check_pipelines(source: Source) -> None:
                 source.add_issue(("pipelines", index, *place), message, "duplicate")
         names += [name for _, name in own]
     collections = _dimensions(source)
-    for index, content in _entries(source, "pipelines"):
+    for index, content in pipelines:
         try:
             entry = PipelineEntry.model_validate(content)
         except ValidationError:

@@ -8,8 +8,8 @@ from pydantic import Field
 from app.admin.bodies import describe_body, read_object
 from app.admin.views import Views
 from app.auth.principal import Principal
-from app.http.openapi import describe_responses
-from app.http.responses import json_response
+from app.http.routes.openapi import describe_responses
+from app.http.routes.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.protocols.shared import bodies
 from app.protocols.shared.bodies import Body, ResponseBody

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-
-from fastapi import APIRouter
+from typing import TYPE_CHECKING
 
 from app.admin.extension_part import ExtensionPart, ServerParts
 from app.admin.metrics.families import Family, by_label, by_tenant, counter, gauge, time_histogram
@@ -12,7 +11,6 @@ from app.auth.principal import Principal
 from app.config import LoadedSettings
 from app.extension import ServerProcess
 from app.observability.visible_counts import Counts
-from extensions.search.api import CollectionsApi
 from extensions.search.collections.contract import CollectionInfo
 from extensions.search.operations.collections import Collections, ConfiguredCollection
 from extensions.search.operations.files import CollectionFiles
@@ -21,6 +19,9 @@ from extensions.search.operations.requests import DeleteRequest, SearchRequest, 
 from extensions.search.operations.similarity import Similarities, SimilarityRequest
 from extensions.search.settings import COLLECTIONS_FOLDER, entries_of
 from frameworks.core.vector_search import NamedCollections, WritableCollection
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 
 class SearchPart(ExtensionPart):
@@ -60,7 +61,9 @@ class SearchPart(ExtensionPart):
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._collections.running()
 
-    def routers(self, parts: ServerParts) -> Sequence[APIRouter]:
+    def routers(self, parts: ServerParts) -> "Sequence[APIRouter]":
+        from extensions.search.api import CollectionsApi
+
         max_body_bytes = parts.settings.server.max_body_bytes
         return (CollectionsApi(self._collections, parts.views, parts.lifecycle, max_body_bytes).router(),)
 

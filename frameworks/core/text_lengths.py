@@ -6,11 +6,12 @@ The tokenizers library needs up to 600 bytes of memory for a character, and abou
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from frameworks.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MOST_CHARACTERS = 128 * 1024
 """Characters of a text that are read where a token may stand for any number of them; for long limits more."""
@@ -71,7 +72,7 @@ class TextLengths:
     The tokenizer must not pad, truncate or change.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().values()
         names = [len(_normalized(tokenizer, token.content)) for token in added]
@@ -139,7 +140,7 @@ def most_characters(num_tokens: int) -> int:
     return max(MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * num_tokens)
 
 
-def _characters_per_token(tokenizer: Tokenizer, longest_added: int) -> int | None:
+def _characters_per_token(tokenizer: "Tokenizer", longest_added: int) -> int | None:
     """Return the highest number of characters that one token stands for; None where there is no highest number."""
     normalizing = _shrinking(_state(tokenizer.normalizer))
     if normalizing is None or not _keeps_characters(_state(tokenizer.pre_tokenizer)):
@@ -182,7 +183,7 @@ def _keeps_characters(pre_tokenizer: State) -> bool:
     return False
 
 
-def _covers_characters(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> bool:
+def _covers_characters(tokenizer: "Tokenizer", vocabulary: Mapping[str, int]) -> bool:
     """Whether each character has a token of its own at least; false where one token may stand for unknown ones."""
     model = tokenizer.model
     if type(model).__name__ == "BPE":
@@ -204,7 +205,7 @@ def _has_byte_letters(vocabulary: Mapping[str, int]) -> bool:
     return all(letter in vocabulary for letter in ByteLevel.alphabet())
 
 
-def _works_on_bytes(tokenizer: Tokenizer) -> bool:
+def _works_on_bytes(tokenizer: "Tokenizer") -> bool:
     """Whether the model gets bytes, as letters of an alphabet of 256."""
     states = [_state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)]
     return any('"ByteLevel"' in json.dumps(state) for state in states)
@@ -216,5 +217,5 @@ def _state(component: Any) -> State:
     return state
 
 
-def _normalized(tokenizer: Tokenizer, text: str) -> str:
+def _normalized(tokenizer: "Tokenizer", text: str) -> str:
     return text if tokenizer.normalizer is None else str(tokenizer.normalizer.normalize_str(text))

@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 import structlog
-from filelock import FileLock, Timeout
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import contents_name, file_digest
@@ -85,6 +84,8 @@ class QuantizedCopies:
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Hold the lock of a copy within the block. The system releases it when the process dies."""
+    from filelock import FileLock, Timeout
+
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)

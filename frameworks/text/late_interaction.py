@@ -8,13 +8,14 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tokenizers import AddedToken, Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.text.sentence_modules.modules import Module
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PYLATE = "ColBERT"
 STANFORD = "HF_ColBERT"
@@ -86,11 +87,13 @@ def read_late_interaction(folder: Path, modules: Sequence[Module], config: Mappi
     )
 
 
-def register_markers(tokenizer: Tokenizer, late: LateInteraction) -> None:
+def register_markers(tokenizer: "Tokenizer", late: LateInteraction) -> None:
     """Let the tokenizer read each marker of its vocabulary as one token.
 
     A marker that is no token is read as text.
     """
+    from tokenizers import AddedToken
+
     for marker in late.markers:
         for spelling in (marker, marker.split(None, 1)[0]):
             if tokenizer.token_to_id(spelling) is not None:

@@ -9,9 +9,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import Encoding
 
 from frameworks.core.errors import InvalidInput, InvalidModel
 from frameworks.core.text_lengths import TextLengths, TextLimit, most_characters
@@ -19,6 +19,9 @@ from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer_file import read_tokenizer
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
 from frameworks.types import Array, TokenBatch, Truncation
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 # Tokenising up to these bounds takes about 0.2 ms, less than a round trip between the loop and a thread.
 _FEW_TEXTS = 4
@@ -240,7 +243,7 @@ class TextTokenizer:
         return self._lengths.beginning(text[: most_characters(num_tokens)], num_tokens)
 
     def _kept_of_pair(
-        self, encoding: Encoding, budget: int, whole: tuple[str, str], read: tuple[str, str], keeps_end: bool
+        self, encoding: "Encoding", budget: int, whole: tuple[str, str], read: tuple[str, str], keeps_end: bool
     ) -> list[int]:
         """Return the positions that are kept of the tokens of a long pair. `read`: the parts that were tokenized."""
         sequence_ids = encoding.sequence_ids
@@ -266,7 +269,7 @@ class TextTokenizer:
 
     def _encodings(
         self, texts: list[str] | list[tuple[str, str]], first: int, add_special_tokens: bool = True
-    ) -> list[Encoding]:
+    ) -> "list[Encoding]":
         try:
             encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:

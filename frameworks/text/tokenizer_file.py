@@ -1,16 +1,20 @@
 """Read tokenizer.json as a model's files want it read: with their special tokens, without padding and truncation."""
 
 from pathlib import Path
-
-from tokenizers import Tokenizer, normalizers, processors
+from typing import TYPE_CHECKING
 
 from frameworks.core.errors import InvalidModel
 from frameworks.text.config import TextConfig
 from frameworks.text.late_interaction import register_markers
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-def read_tokenizer(folder: Path, config: TextConfig) -> Tokenizer:
+
+def read_tokenizer(folder: Path, config: TextConfig) -> "Tokenizer":
     """Return the tokenizer of a folder. Raises InvalidModel where tokenizer.json is absent or cannot be read."""
+    from tokenizers import Tokenizer, normalizers, processors
+
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise InvalidModel(

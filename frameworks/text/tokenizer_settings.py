@@ -8,13 +8,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from typing import TYPE_CHECKING, Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.text.tokenizer_class import BERT_NORMALIZED, BYTE_LEVEL, tokenizer_class_of
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
 
 # Of classes that build their steps by these keys, the steps of tokenizer.json that a key puts there.
 _STEPS: Mapping[str, Mapping[str, tuple[str, bool]]] = {
@@ -46,10 +47,12 @@ class TokenizerSettings:
     clean_text: bool = True
     prefix_space: bool | None = None
     splits_special: bool = False
-    tokens: tuple[AddedToken, ...] = ()
+    tokens: "tuple[AddedToken, ...]" = ()
 
-    def apply(self, tokenizer: Tokenizer) -> None:
+    def apply(self, tokenizer: "Tokenizer") -> None:
         """Change a tokenizer as it was read from tokenizer.json."""
+        from tokenizers import normalizers, pre_tokenizers
+
         if self.has_bert_normalizer:
             tokenizer.normalizer = normalizers.BertNormalizer(
                 clean_text=self.clean_text,
@@ -141,7 +144,7 @@ def _steps(parts: Sequence[object]) -> Iterator[_Keys]:
                 yield from _steps(inner if isinstance(inner, list) else [])
 
 
-def _tokens(tokenizer: _Keys, folder: Path) -> Iterator[AddedToken]:
+def _tokens(tokenizer: _Keys, folder: Path) -> "Iterator[AddedToken]":
     """Yield the tokens that the files name. The older files are read where transformers reads them."""
     has_decoder = isinstance(tokenizer.get("added_tokens_decoder"), dict)
     older: _Keys = {} if has_decoder else read_json(folder / "special_tokens_map.json")
@@ -158,7 +161,9 @@ def _tokens(tokenizer: _Keys, folder: Path) -> Iterator[AddedToken]:
     yield from _as_tokens([{"content": name, "normalized": True, "special": False} for name in names])
 
 
-def _as_tokens(values: object) -> Iterator[AddedToken]:
+def _as_tokens(values: object) -> "Iterator[AddedToken]":
+    from tokenizers import AddedToken
+
     for value in values[:_MOST_TOKENS] if isinstance(values, list) else []:
         flags = value if isinstance(value, dict) else {"content": value}
         content = flags.get("content")

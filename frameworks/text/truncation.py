@@ -4,11 +4,13 @@ The library's own truncation is state of the tokenizer: calls with and without i
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
-def count_special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
+def count_special_tokens(tokenizer: "Tokenizer") -> tuple[int, int]:
     """Return the number of special tokens before and after a text.
 
     Tested on a text with a token, to tell them from each other.

@@ -66,7 +66,7 @@ def test_folder_adds_command(tmp_path: Path) -> None:
 PART = """
 from app.admin.extension_part import ExtensionPart
 from app.admin.metrics.families import gauge
-from app.http.responses import json_response
+from app.http.routes.responses import json_response
 from contextlib import asynccontextmanager
 from fastapi import APIRouter
 

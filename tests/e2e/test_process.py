@@ -214,7 +214,7 @@ def test_signal_during_load_stops_server(start: Start, tmp_path: Path) -> None:
     entry, gate = slow_model(tmp_path)
     with gate.closed():
         # The gate holds the trial run of the load.
-        server = start(entry, gated=True, is_fork=False)
+        server = start(entry, gated=True)
         assert server.client.get("/health/ready").status_code == 503
         server.process.send_signal(signal.SIGTERM)
         wait_for_drain(server)
@@ -384,7 +384,7 @@ def test_onnx_server_imports_no_unused_package() -> None:
         "from app.cli.model_paths import with_models; from dataclasses import replace;"
         "loaded = load_settings(None, {}); "
         "loaded = replace(loaded, settings=with_models(loaded.settings, [sys.argv[1]])); "
-        "from frameworks.onnx.registry import OnnxRegistry; build(loaded, 'none')"
+        "from frameworks.onnx.registry import OnnxRegistry; build(loaded, 'none').app._admin._app.built()"
     )
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code, str(MODELS / "digits")],

@@ -9,9 +9,9 @@ from app.admin.bodies import describe_body, read_object
 from app.admin.models.allowed_paths import AllowedPaths
 from app.admin.models.descriptions import Deleted, ModelDetail, describe_in_detail
 from app.admin.views import Views
-from app.http.model_paths import NAME
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.model_paths import NAME
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.inference.lifecycle import Lifecycle
 from app.protocols.native.fields import ErrorResponse

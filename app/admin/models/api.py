@@ -1,8 +1,7 @@
 """Route /models: list, register, load, unload and delete models at run time."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +12,17 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.models.allowed_paths import AllowedPaths
 from app.admin.models.descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail, list_model
+from app.admin.models.failures import as_failed_model
 from app.admin.models.registrations import ENTRY_EXAMPLE, entry_schema, read_entry, read_path
 from app.admin.views import Views
-from app.http.model_paths import NAME
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.model_paths import NAME
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.protocols.native.fields import ErrorResponse
 from app.protocols.shared.bodies import Body
 from frameworks.core.addresses import SourceAddress
-from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed
+from frameworks.core.errors import InvalidInput
 from frameworks.core.settings.entries import Isolation
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.traffic import Share
@@ -193,15 +193,6 @@ class ModelsApi:
         counts = self._views.for_request(request).counts
         await counts.refresh()
         return json_response(describe_in_detail(slot, counts), status)
-
-
-@contextmanager
-def as_failed_model(name: str) -> Iterator[None]:
-    """Turn InvalidModel into ModelFailed: the files are wrong here, and the request that loads them is right."""
-    try:
-        yield
-    except InvalidModel as error:
-        raise ModelFailed.because(f'model "{name}" failed to load', error) from error
 
 
 def _draft_folders(slots: Iterable[ModelSlot]) -> dict[str, Path]:

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from app.admin.models.allowed_paths import AllowedPaths
 from app.admin.views import Views
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.files import find_graph
 from frameworks.models.versions.version_folders import ONLY_VERSION, find_versions, framework_of

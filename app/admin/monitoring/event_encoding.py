@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.admin.health import describe_device
+from app.admin.facts import describe_device
 from app.admin.models.descriptions import state_of, state_of_version, traffic_of
 from app.admin.monitoring.sample_cells import INFLIGHT, MEMORY_BYTES, OWN_INFLIGHT, OWN_QUEUE, QUEUE
 from app.admin.monitoring.sample_ring import (

@@ -12,8 +12,8 @@ from app.admin.monitoring.event_subscribers import Viewers
 from app.admin.monitoring.request_log import RequestLog
 from app.admin.monitoring.visibility import shows_request
 from app.auth.principal import Principal
-from app.http.openapi import EVENT_STREAM, add_route
-from app.http.responses import AsgiResponse, json_response
+from app.http.routes.openapi import EVENT_STREAM, add_route
+from app.http.routes.responses import AsgiResponse, json_response
 from app.observability.recent_requests import KEPT_REQUESTS, FinishedRequest, unix_offset_s
 from app.protocols.native.fields import ErrorResponse
 from app.protocols.shared.bodies import ResponseBody

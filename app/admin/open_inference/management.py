@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from app.admin.models.api import as_failed_model
+from app.admin.models.failures import as_failed_model
 from app.admin.open_inference.metadata import VersionInfo, devices_of, model_configuration, model_metadata
 from app.admin.views import View
 from app.inference.lifecycle import ServerLifecycle

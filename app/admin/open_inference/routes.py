@@ -9,14 +9,14 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.admin.bodies import describe_optional, read_optional
-from app.admin.health import LIVE_BODIES
+from app.admin.facts import LIVE_BODIES
 from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
 from app.admin.views import View, Views
-from app.http.model_paths import NAME
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.model_paths import NAME
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse
 from app.protocols.shared.errors import NotSupported
 

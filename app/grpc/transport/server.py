@@ -94,7 +94,24 @@ class GrpcServer:
         check: Check | None = None,
         times_checks: bool = False,
     ) -> None:
-        """Answer calls from now on: full method name -> handler, which runs on this event loop.
+        """Answer calls from now on, also those of the own port. Parameters as of `answer`."""
+        self.answer(unary, streams, byte_limit_of, check, times_checks)
+        if self._socket is not None:
+            bounds = self._bounds
+            limits = ConnectionBounds(bounds.connections.preface_s, max_connections=bounds.max_connections)
+            self._limits = Connections(limits, tls=self._tls)
+            self._acceptor = Acceptor(asyncio.get_running_loop(), self._socket, self._connection)
+            self._acceptor.start()
+
+    def answer(
+        self,
+        unary: Mapping[str, Unary],
+        streams: Mapping[str, Stream],
+        byte_limit_of: Callable[[Tenant], ByteLimit] | None = None,
+        check: Check | None = None,
+        times_checks: bool = False,
+    ) -> None:
+        """Answer the calls of `open`, which follow this: full method name -> handler, which runs on this event loop.
 
         `byte_limit_of`: returns the limit that counts a tenant's requests that are not whole, and responses that the
         clients have not read; None: they have no limit. `check`: of each call, exactly if the server is checked.
@@ -106,12 +123,6 @@ class GrpcServer:
         self._unary = {path.encode(): handler for path, handler in unary.items()}
         self._streams = {path.encode(): handler for path, handler in streams.items()}
         self._check, self._times_checks = check, times_checks
-        if self._socket is not None:
-            bounds = self._bounds
-            limits = ConnectionBounds(bounds.connections.preface_s, max_connections=bounds.max_connections)
-            self._limits = Connections(limits, tls=self._tls)
-            self._acceptor = Acceptor(asyncio.get_running_loop(), self._socket, self._connection)
-            self._acceptor.start()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls (UNAVAILABLE) and finish the running ones; cancel their handlers after `grace_s`.

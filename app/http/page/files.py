@@ -59,6 +59,11 @@ class WebSite:
     index: WebFile
     files: Mapping[str, WebFile] = field(repr=False)
 
+    @staticmethod
+    def is_in(folder: Path = WEB_FOLDER) -> bool:
+        """Whether `read` finds a page in the folder."""
+        return (folder / _INDEX).is_file()
+
     @classmethod
     def read(cls, folder: Path = WEB_FOLDER) -> Self | None:
         """Read a folder with `index.html`; None without one. Names that begin with a dot are left out.
@@ -66,7 +71,7 @@ class WebSite:
         Of a linked folder only its files are read, not its folders: in a checkout `manual` is a link to the manual.
         `{{base}}` in `index.html` becomes the path of the files, relative to `/`. Raises OSError.
         """
-        if not (folder / _INDEX).is_file():
+        if not cls.is_in(folder):
             return None
         paths = dict(sorted(_paths(folder)))
         tree = hashlib.sha256()

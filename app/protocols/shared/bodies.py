@@ -56,9 +56,19 @@ Schema = dict[str, Any]
 
 
 class Body(BaseModel):
-    """Base of every request body and of every object in one: frozen, strict, and without unknown fields."""
+    """Base of every request body and of every object in one: frozen, strict, and without unknown fields.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    Its validator is built for the first request, which makes a start faster.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        defer_build=True,
+    )
 
 
 class ResponseBody(BaseModel):

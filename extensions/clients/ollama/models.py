@@ -12,8 +12,8 @@ from starlette.responses import Response
 from app.admin.bodies import describe_body, read_object
 from app.admin.openai_models import capabilities_of, find_named, known_spec
 from app.admin.views import Views
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.inference.context import ADAPTER_MARK
 from app.protocols.shared.bodies import Body, ResponseBody, read_body
 from extensions.clients.ollama.codec import without_tag

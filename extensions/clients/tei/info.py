@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from app import VERSION
 from app.admin.views import Views
-from app.http.openapi import add_route
-from app.http.responses import json_response
+from app.http.routes.openapi import add_route
+from app.http.routes.responses import json_response
 from app.inference.unnamed_model import UnnamedModel, kind_of
 from app.protocols.native.fields import ErrorResponse
 from app.protocols.shared.bodies import MAX_INT32, ResponseBody

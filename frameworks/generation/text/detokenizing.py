@@ -13,11 +13,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any, Protocol
 
 from frameworks.generation.text.tokenizer import REPLACEMENT, TokenStream
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # An incomplete UTF-8 character has at most so many bytes.
 _LONGEST_BEGINNING = 3
@@ -56,7 +57,7 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer_of(tokenizer: Tokenizer) -> Detokenizer:
+def detokenizer_of(tokenizer: "Tokenizer") -> Detokenizer:
     """Choose the detokenizer for the tokenizer's decoder. The vocabulary must not change afterwards."""
     steps = _steps(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else []
     stripped = ""
@@ -80,7 +81,7 @@ class ByteDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, bytes_of_name: Callable[[str], bytes], errors: str, stripped: str = ""
+        self, tokenizer: "Tokenizer", bytes_of_name: Callable[[str], bytes], errors: str, stripped: str = ""
     ) -> None:
         """`bytes_of_name`: converts a token's name to its bytes. `stripped`: a character that is removed from the start
         of a text, once.
@@ -143,7 +144,7 @@ class _ByteStream:
 class JoinedDetokenizer:
     """For tokens whose text depends on the token before them, such as the space between two words."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         self._special_ids = _special_ids(tokenizer)
 
@@ -213,7 +214,7 @@ def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]] | None:
     return replaced
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+def _special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
     return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 

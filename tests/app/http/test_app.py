@@ -118,7 +118,7 @@ def test_websocket_is_refused() -> None:
 def test_openapi_document_is_built_once() -> None:
     server = build(LoadedSettings(Settings(), Path.cwd()), "none")
     admin: Any = server.app._admin
-    application = admin._app._admin  # below the page
+    application = admin._app.built()._admin  # below the page
     assert isinstance(application.openapi(), dict)
     assert application.openapi() is application.openapi()
 

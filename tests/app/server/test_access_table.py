@@ -32,7 +32,7 @@ def endpoint() -> Endpoint:
 def test_table_equals_the_routes(endpoint: Endpoint) -> None:
     """A route without an entry is refused for every key: add it to HTTP_ACCESS with the scope that it needs."""
     middleware: Any = endpoint._admin
-    application = middleware._app._admin  # below the page
+    application = middleware._app.built()._admin  # below the page
     routes = {(route.path, "POST") for route in build_routes().routes}
     routes |= {(route.path, method) for route in application.state.routes for method in route.methods}
     # An adapter may be called predict: /v1/models/{name} describes it.

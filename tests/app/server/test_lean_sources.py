@@ -13,7 +13,7 @@ CODE = """
 import sys
 from app.config import load_settings
 from app.server.build import build
-build(load_settings(None, {}, {"server.grpc_port": 0}), "none")
+build(load_settings(None, {}, {"server.grpc_port": 0}), "none").app._admin._app.built()
 packages = {"adlfs", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google.auth", "huggingface_hub", "ray", "s3fs"}
 names = ("connections", "http_bytes", "http_exchange", "hub", "store")
 ours = {f"frameworks.sources.{name}" for name in names} | {"extensions.sources.bucket_remote", "extensions.sources.web"}

@@ -34,8 +34,8 @@ async def client_of(loaded: LoadedSettings) -> AsyncIterator[httpx.AsyncClient]:
     """Serve the settings in this process, with all models loaded."""
     server = build(loaded, "none", Host(FakeProbe()))
     admin: Any = server.app._admin
-    application = admin._app._admin  # below the middleware and the page
-    async with application.router.lifespan_context(application):
+    application = admin._app  # below the middleware
+    async with application.lifespan():
         await soon(lambda: server.lifecycle.is_ready)
         transport = httpx.ASGITransport(server.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
@@ -77,8 +76,7 @@ async def both_ways(folder: Path, config: str, applied: Callable[[], Awaitable[o
     admin: Any = endpoint._admin
     links = make_links()
     async with AsyncExitStack() as stack:
-        application = admin._app._admin  # below the page
-        await stack.enter_async_context(application.router.lifespan_context(application))
+        await stack.enter_async_context(admin._app.lifespan())
         served = await stack.enter_async_context(AdminServer(admin._app, build_routes().access, applied))
         served.serve(links.supervisor)
         worker = worker_endpoint(loaded, endpoint._pipeline, links.worker, keys)
@@ -116,7 +114,7 @@ async def forwarding_to(
 
 
 @asynccontextmanager
-async def no_lifespan(_: Starlette) -> AsyncIterator[None]:
+async def no_lifespan() -> AsyncIterator[None]:
     """Start nothing."""
     yield
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.admin.monitoring.files_api import file_of, read_version
+from app.admin.monitoring.file_sending import file_of, read_version
 from app.admin.monitoring.model_files import ModelFolder
 from app.protocols.shared.errors import NotFound
 from frameworks.core.errors import InvalidInput

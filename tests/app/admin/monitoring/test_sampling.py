@@ -18,7 +18,8 @@ from app.config import LoadedSettings, Settings
 from app.inference.model_view import ManagedModelView
 from app.observability.metrics import Observer
 from app.observability.process_use import ProcessMeter
-from app.server.build import Host, Inference, build_inference
+from app.server.build import Host, build_inference
+from app.server.parts import Inference
 from frameworks.scheduling.byte_limit import ByteLimit
 from memory.host import ProcessTotals
 from tests.app.admin.monitoring.observed import OPERATOR, TENANTS, FakeReader, named, observe, parse

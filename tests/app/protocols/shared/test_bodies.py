@@ -187,3 +187,12 @@ def test_long_key_in_path_is_cut() -> None:
     with pytest.raises(RequestError) as raised:
         read_body(Example, {"logit_bias": {"1" * 4_000_000: 1}})
     assert len(raised.value.message) < 1_000
+
+
+def test_first_request_builds_the_validator() -> None:
+    class Late(Body):
+        number: int
+
+    assert not Late.__pydantic_complete__
+    assert read_body(Late, {"number": 1}).number == 1
+    assert Late.__pydantic_complete__
