@@ -1,6 +1,5 @@
 """The state of one request, the version that answers it, and its run on that version."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -66,8 +65,8 @@ class RequestContext(RequestRecord, RunContext, ABC):
     """Whether encoding this answer to the decoded request would block the event loop for about a millisecond."""
     is_watched = False
     """Set while the current task may be cancelled: a client that disconnects then cancels it."""
-    watching: asyncio.Task[None] | None = None
-    """Waits for the disconnect; None: the request has not been watched for long."""
+    watching: object | None = None
+    """What tells of the disconnect; None: the request has not been watched for long."""
 
     def set_limits(self, limits: TenantLimits) -> None:
         """Note the limits of the request's tenant."""

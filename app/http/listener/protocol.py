@@ -61,6 +61,9 @@ class BoundedHttpProtocol(ParsingProtocol):
         self._timed = None
         self._unparsed = b""
         super().connection_lost(exc)
+        cycle = self.cycle
+        if cycle is not None and cycle.on_disconnect is not None and not cycle.response_complete:
+            cycle.on_disconnect()
 
     def data_received(self, data: bytes) -> None:
         size = len(data)
@@ -216,6 +219,8 @@ class Cycle(HeldCycle):
         self.collected: list[bytes] | None = None
         """Parts of the body since `collect_body`; None: they are left to ASGI's messages."""
         self.received_bytes = 0
+        self.on_disconnect: Callable[[], None] | None = None
+        """Called when the client disconnects before the end of the response."""
         self._most_bytes = 0
 
     @property
@@ -343,6 +348,19 @@ class Cycle(HeldCycle):
             self.transport.close()
         self.on_response()
         return True
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        """As WatchedConnection.watch."""
+        if self.disconnected:
+            on_disconnect()
+            return
+        self.on_disconnect = on_disconnect
+        if self.flow.read_paused and not self.response_complete:
+            # A connection that is not read tells of no disconnect.
+            self.flow.resume_reading()
+
+    def end_watch(self) -> None:
+        self.on_disconnect = None
 
     def abort(self) -> None:
         """Close the connection, with what its reader has not taken."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -137,6 +138,42 @@ def test_request_is_watched_again_after_first_watch() -> None:
                 assert request.watching is not None
                 await request.end_watch()
             connected.set()
+
+    with pytest.raises(ClientGone):
+        asyncio.run(asyncio.wait_for(work(), 30))
+
+
+class FakeConnection:
+    def __init__(self) -> None:
+        self.on_disconnect: Callable[[], None] | None = None
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        self.on_disconnect = on_disconnect
+
+    def end_watch(self) -> None:
+        self.on_disconnect = None
+
+
+def test_connection_tells_of_disconnect_without_task() -> None:
+    async def work() -> None:
+        watch, connection = DisconnectWatcher(), FakeConnection()
+        request = WatchedRequest(watch, receiver(), time.perf_counter())
+        request.fast_path = connection
+        watch.add(request)
+        tasks = asyncio.all_tasks()
+        for is_gone in (False, True):
+            request.is_watched = True
+            try:
+                await asyncio.sleep(0.15)
+                assert asyncio.all_tasks() == tasks
+                assert connection.on_disconnect is not None
+                if is_gone:
+                    connection.on_disconnect()
+                    await asyncio.sleep(60)
+            finally:
+                request.is_watched = False
+                await request.end_watch()
+            assert connection.on_disconnect is None
 
     with pytest.raises(ClientGone):
         asyncio.run(asyncio.wait_for(work(), 30))

@@ -25,7 +25,7 @@ _SETTINGS = {
 }
 
 
-class OnnxRuntime(MLModel):
+class OnnxRuntime(MLModel):  # type: ignore[misc]
     """A graph of one input and one output, by the V2 protocol."""
 
     async def load(self) -> bool:

@@ -143,6 +143,7 @@ class Http2Exchange:
         # When the current part of the body began, and what had been received then.
         self._part_s, self._part_bytes = time.monotonic(), 0
         self._is_late = self._is_gone = self._is_full = False
+        self._on_disconnect: Callable[[], None] | None = None
         self._has_news = not has_body
         self._news: asyncio.Event | None = None
         self._space = asyncio.Event()
@@ -182,6 +183,8 @@ class Http2Exchange:
                 hold.release()
         self._space.set()
         self._tell()
+        if self._on_disconnect is not None and not self._is_complete:
+            self._on_disconnect()
 
     def has_space(self) -> None:
         self._space.set()
@@ -248,6 +251,16 @@ class Http2Exchange:
         if not self._is_complete:
             self._send_part(body, is_end=True)
         return True
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        """As WatchedConnection.watch."""
+        if self._is_gone:
+            on_disconnect()
+        else:
+            self._on_disconnect = on_disconnect
+
+    def end_watch(self) -> None:
+        self._on_disconnect = None
 
     def abort(self) -> None:
         """End the stream, with what its reader has not taken."""
