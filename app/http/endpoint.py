@@ -110,7 +110,8 @@ class Endpoint:
             try:
                 await self._receive(request, route.target, encoding, scope)
                 # As DisconnectWatcher.add, whose call would be one more for each request.
-                request.task, watcher = current_task(), self._watcher
+                fast_path, watcher = request.fast_path, self._watcher
+                request.task = current_task() if fast_path is None else fast_path.task
                 watcher.young[request] = None
                 if watcher.timer is None:
                     watcher.start_timer()

@@ -66,7 +66,7 @@ class RequestContext(RequestRecord, RunContext, ABC):
     is_watched = False
     """Set while the current task may be cancelled: a client that disconnects then cancels it."""
     watching: object | None = None
-    """What tells of the disconnect; None: the request has not been watched for long."""
+    """It tells of the disconnect; None: the request is young."""
 
     def set_limits(self, limits: TenantLimits) -> None:
         """Note the limits of the request's tenant."""

@@ -3,7 +3,7 @@
 import asyncio
 import urllib.parse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -121,6 +121,12 @@ class BoundedHttpProtocol(ParsingProtocol):
         # The parser reports trailers as it does headers; they end in this list.
         self.headers = []
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """As uvicorn's. The request need not look for its task."""
+        task = cycle.task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
     def on_response_complete(self) -> None:
         """As uvicorn's, with one timer for all pauses of a connection."""
         self.server_state.total_requests += 1
@@ -192,6 +198,9 @@ class Cycle(HeldCycle):
 
     The event that ASGI's `receive` waits for is made when it is first used: most requests take the fast path.
     """
+
+    task: asyncio.Task[None]
+    """The task of the application."""
 
     def __init__(self, protocol: BoundedHttpProtocol, keep_alive: bool) -> None:
         # All attributes of uvicorn's cycle; its own __init__ would take them as twelve arguments.

@@ -152,9 +152,9 @@ class Http2Exchange:
         self._unsent_hold: ByteHold | None = None
         scope["extensions"] = {FAST_PATH: self}
         server.limits.own_streams += 1
-        task = asyncio.get_running_loop().create_task(self._run())
-        server.state.tasks.add(task)
-        task.add_done_callback(self._finish)
+        self.task = asyncio.get_running_loop().create_task(self._run())
+        server.state.tasks.add(self.task)
+        self.task.add_done_callback(self._finish)
 
     # Events of the stream.
 

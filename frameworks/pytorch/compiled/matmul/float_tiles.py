@@ -38,7 +38,7 @@ _MOST_NARROW_SUMS = 8
 # A tile of one row takes several blocks at once instead.
 _FETCHING_ROWS = 2
 ALL_OF_BLOCK, SLOWER, MOST_SLOWER, _OPTIONS = 1, 2, 7, 16
-"""What is added to the address of the next weights, see `fetch`."""
+"""Options that are added to the address of the next weights, see `fetch`."""
 _BYTES_AHEAD = 2048
 """Of each block, while one row is multiplied by several: a CPU's own prefetching of several streams is too late."""
 TILE_SIGNATURE = types.void(*[types.int64] * 5)
