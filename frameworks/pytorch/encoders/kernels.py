@@ -156,6 +156,8 @@ class EncoderKernels:
         spare.warm_up()
         for each in models:
             each.packed = spare.packed
+            # The batcher reads in it whether texts are padded.
+            each.spec = replace(each.spec, text=spare.spec.text)
 
     def _warn(self, reason: str) -> None:
         name = self._entry.name

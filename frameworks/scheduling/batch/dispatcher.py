@@ -276,6 +276,10 @@ class Dispatcher:
         elif error is not None:
             for item in items:
                 item.request.fail(error)
+        text = worker.model.spec.text
+        if text is not None and text.packs is not self._limits.packs:
+            # Compiled kernels have replaced others: batches cost something else now.
+            self._limits, self._cost = replace(self._limits, packs=text.packs), CostModel()
         self._wake()
 
     def _distribute(self, worker: BatchWorker, items: list[BatchItem], sent_s: float, result: BatchResult) -> None:

@@ -234,6 +234,7 @@ class TestFirstStart:
         wait_until(lambda: not model.spec.awaits_kernels)
         packed: Any = model.packed
         assert packed.is_used
+        assert model.spec.text.packs
         for row, wanted in zip(rows_of(model, RAGGED), before, strict=True):
             np.testing.assert_allclose(row, wanted, rtol=0, atol=2e-5)
 

@@ -67,6 +67,21 @@ class TestBatches:
         assert sorted(map(sorted, model.executed)) == [[0, 2, 4, 9], [1, 3, 5]]
 
     @in_loop
+    async def test_model_that_packs_later_is_noticed(self) -> None:
+        model = RowModel()
+        padded = TextSpec(100)
+        model.spec = replace(model.spec, text=padded)
+        async with running_dispatcher(model) as harness:
+            for packs in (False, True, True):
+                model.spec = replace(model.spec, text=replace(padded, packs=packs))
+                cost = harness.dispatcher._cost
+                is_known = harness.dispatcher._limits.packs is packs
+                await harness.run(TokenBatch([[1], [2, 2]]))
+                await harness.run(TokenBatch([[3]]))
+                assert harness.dispatcher._limits.packs is packs
+                assert (harness.dispatcher._cost is cost) is is_known
+
+    @in_loop
     async def test_unpadded_texts_share_batches_by_length(self) -> None:
         model = RowModel()
         model.spec = replace(model.spec, text=TextSpec(100, unpadded_because="padding changes rows"))
