@@ -76,7 +76,8 @@ def _read_input(
     has_files = holds_files(tensor.name, tensor.datatype, spec)
     if raw is not None:
         # MLServer's converter sends empty contents beside raw ones.
-        if tensor.contents.ByteSize() if spans is None else any(start < end for start, end in spans):
+        is_filled = tensor.HasField("contents") and tensor.contents.ByteSize() > 0
+        if is_filled if spans is None else any(start < end for start, end in spans):
             reason = "expected none beside raw_input_contents; send one of the two for all inputs"
             raise InvalidInput(f"{field}.contents", reason)
         view = memoryview(raw)

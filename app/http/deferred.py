@@ -57,11 +57,7 @@ class DeferredApplication:
     async def _wait(self) -> ASGIApp:
         """Return the application, which one of the requests builds. One that is cancelled does not end the work."""
         building = self._building
-        if building is None:
+        if building is None or (building.done() and building.exception() is not None):
             building = asyncio.get_running_loop().create_task(asyncio.to_thread(self._build))
             self._building = building
-        try:
-            return await asyncio.shield(building)
-        finally:
-            if building.done() and self._building is building:
-                self._building = None
+        return await asyncio.shield(building)

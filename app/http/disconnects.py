@@ -79,13 +79,12 @@ class WatchedRequest:
 class DisconnectWatcher:
     """Watch each request that takes longer than _WATCH_AFTER_S.
 
-    One timer serves all requests: a timer for each would cost more than a short request. Owned by the event
-    loop.
+    One timer serves all requests: a timer for each would cost more than a short request. Owned by the event loop.
     """
 
     def __init__(self) -> None:
         self.young: dict[WatchedRequest, None] = {}
-        """Requests in progress that have no watching task yet, in order of arrival."""
+        """Requests in progress that are not watched yet, in order of arrival."""
         self.timer: asyncio.TimerHandle | None = None
 
     def add(self, request: WatchedRequest, task: asyncio.Task[Any] | None = None) -> None:

@@ -1,18 +1,19 @@
 """Choose whether the layers of an encoder are compiled."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from functools import partial
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import Kernels
-from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
+from frameworks.pytorch.compiled.matmul.float_linears import compiles
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
@@ -85,12 +86,12 @@ def int8_layers(
             code = compile_parts({ENCODER, *names}, name)
             if code is not None:
                 code.result()
-            first = {each: CompiledLayers(layers[:1], form, weights=each) for each in names}
-            for compiled in first.values():
+            first = [CompiledLayers(layers[:1], form, weights=each) for each in names]
+            for compiled in first:
                 _check(compiled, layers[0], _INT8_TOLERANCE)
             fastest = _fastest(first, rival(deepcopy(layers[0])))
             if fastest is not None:
-                found[CompiledLayers(layers, form, weights=fastest)] = layers
+                found[CompiledLayers(layers, form, weights=fastest.format_name)] = layers
         except (NotCompiled, CompilationFailed):
             continue
     return found
@@ -116,26 +117,23 @@ def _is_faster(compiled: CompiledLayers, layer: torch.nn.Module) -> bool:
     """Return whether compiled code takes less time than torch's kernels, of which the faster ones are compared."""
     rival = deepcopy(layer)
     pack_layers(rival, "auto")
-    return _fastest({compiled.dtype: compiled}, rival) is not None
+    return _fastest([compiled], rival) is not None
 
 
-Name = TypeVar("Name", FormatName, torch.dtype)
-
-
-def _fastest(compiled: Mapping[Name, CompiledLayers], rival: torch.nn.Module) -> Name | None:
-    """Return the name of the layers that take the least time, in all _TIMED_ROWS; None where the rival is as fast."""
-    seconds = dict.fromkeys([*compiled, _RIVAL], 0.0)
-    layers = next(iter(compiled.values()))
+def _fastest(compiled: Sequence[CompiledLayers], rival: torch.nn.Module) -> CompiledLayers | None:
+    """Return those that take the least time, in all _TIMED_ROWS; None where the rival is as fast."""
+    seconds: Counter[str] = Counter()
     for rows in _TIMED_ROWS:
-        states = torch.ones(1, rows, layers.hidden_size, dtype=layers.dtype)
-        angles = torch.ones(1, rows, layers.head_size)
+        states = torch.ones(1, rows, compiled[0].hidden_size, dtype=compiled[0].dtype)
+        angles = torch.ones(1, rows, compiled[0].head_size)
         rope = (angles, angles) if _takes_angles(rival) else None
-        runs: dict[Any, Callable[[], Any]] = {_RIVAL: partial(_run, rival, states, rope, slice(0, rows))}
-        runs |= {name: partial(each, states, [0, rows], [rope]) for name, each in compiled.items()}
-        for name, own in shortest_seconds_beside_steps(runs).items():
-            seconds[name] += own
-    fastest = min(compiled, key=seconds.__getitem__)
-    return fastest if seconds[fastest] < _MAX_TIME * seconds[_RIVAL] else None
+        runs: dict[str, Callable[[], Any]] = {
+            each.format_name: partial(each, states, [0, rows], [rope]) for each in compiled
+        }
+        runs[_RIVAL] = partial(_run, rival, states, rope, slice(0, rows))
+        seconds.update(shortest_seconds_beside_steps(runs))
+    fastest = min(compiled, key=lambda each: seconds[each.format_name])
+    return fastest if seconds[fastest.format_name] < _MAX_TIME * seconds[_RIVAL] else None
 
 
 def _takes_angles(layer: torch.nn.Module) -> bool:

@@ -63,7 +63,7 @@ class CompiledLayers:
         Raises NotCompiled.
         """
         attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layers[0])
-        self._format = weights or format_of(layers, form)
+        self.format_name = weights or format_of(layers, form)
         weight = attrgetter(form.output)(layers[0]).weight
         if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
             raise NotCompiled("its tokens do not see later ones")
@@ -178,14 +178,14 @@ class CompiledLayers:
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat([each.new_zeros(len(each)) if own is None else own.detach() for each, own in pairs])
         joined = torch.cat([each.detach() for each in weights])
-        if self._format not in INT8_FORMATS:
-            return make_float(self._format, joined, bias)
+        if self.format_name not in INT8_FORMATS:
+            return make_float(self.format_name, joined, bias)
         # Encoders of floats need none of it.
         from frameworks.pytorch.generation.weights.compiled_linears import GROUP, make_int8_groups
 
         if joined.shape[1] % GROUP:
             raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {GROUP}")
-        return make_int8_groups(joined, bias, self._format)
+        return make_int8_groups(joined, bias, self.format_name)
 
     def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:
         norm = attrgetter(path)(layer) if path else None

@@ -98,6 +98,28 @@ def test_cancelled_request_leaves_build_running() -> None:
     assert len(application.builders) == 1
 
 
+def test_failed_build_of_cancelled_request_is_repeated() -> None:
+    async def ask() -> None:
+        first = asyncio.ensure_future(deferred(HTTP, receive, ignore))
+        while not application.builders:  # noqa: ASYNC110 - a thread builds
+            await asyncio.sleep(0.001)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        application.may_end.set()
+        while not deferred._building or not deferred._building.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await deferred(HTTP, receive, ignore)
+
+    application = Application()
+    application.error = RuntimeError("a file is absent")
+    application.may_end.clear()
+    deferred = DeferredApplication(application.build, lifespan)
+    asyncio.run(ask())
+    assert application.requests == 1
+    assert len(application.builders) == 2
+
+
 def test_parts_start_without_application() -> None:
     application = Application()
     deferred = DeferredApplication(application.build, lifespan)

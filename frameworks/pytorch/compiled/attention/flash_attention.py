@@ -107,6 +107,7 @@ def _blocks_adder(rows: int) -> Any:
             own_values, own_weights = values + block_table[index] * block_bytes, weights + 4 * KEYS * (index - start)
             count = min(KEYS, last_key - index * KEYS)
             add_weighted_values(own_weights, own_values, sums + first * row_bytes, factors, count, row_bytes)
+            # The sums are rescaled with the first block alone.
             for row in range(rows):
                 pointer_to_floats(factors)[row] = 1
 

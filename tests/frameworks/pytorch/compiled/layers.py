@@ -13,7 +13,6 @@ from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS
 from frameworks.pytorch.generation.weights import compiled_linears
 
 FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
-INTEGERS: tuple[FormatName, ...] = ("int8", "int4", "int8_groups")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 needs_vectors = pytest.mark.skipif(not lanes(), reason="nothing is compiled for this CPU")
