@@ -2,16 +2,19 @@
 
 import time
 from asyncio import CancelledError, current_task
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from functools import partial
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.digests import check_digest
 from app.http.disconnects import DisconnectWatcher
 from app.http.gate import HttpGate
+from app.http.listener.protocol import FAST_PATH
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.prefixes import PathPrefixes
-from app.http.request import HttpRequest
+from app.http.request import HttpRequest, RequestHead
 from app.inference.pipeline import Pipeline
 from app.protocols.shared.codec import EncodedResponse, Target
 from app.protocols.shared.compression import Encoding, body_encoding
@@ -55,7 +58,17 @@ class Endpoint:
             return self._admin(scope, receive, send)
         if self._prefixes is not None:
             self._prefixes.set_prefix(scope)
-        request = HttpRequest(self._watcher, scope, receive, send)
+        head, fast_path = RequestHead(scope), (scope.get("extensions") or {}).pop(FAST_PATH, None)
+        request = HttpRequest(self._watcher, head, receive, send, fast_path)
+        return self._begin(request, scope)
+
+    def _repeat(self, head: RequestHead, cycle: Any) -> Coroutine[Any, Any, None]:
+        """Answer another request with this head on its connection, which was one for inference. `cycle`: its Cycle."""
+        request = HttpRequest(self._watcher, head, cycle.receive, cycle.send, cycle)
+        return cast("Coroutine[Any, Any, None]", self._begin(request, cycle.scope))
+
+    def _begin(self, request: HttpRequest, scope: Scope) -> Awaitable[None]:
+        """Check the key, and answer a request for inference, or let `admin` answer the others."""
         gate, tracer = self._gate, self._tracer
         if gate is not None and gate.keys.required:
             refusal = gate.check(scope, request)
@@ -64,7 +77,7 @@ class Endpoint:
             if refusal is not None:
                 return gate.refuse(refusal, scope, request)
             if request.digest is not None and gate.shares_nonces:
-                return self._answer_signed(gate, request, scope, receive, send)
+                return self._answer_signed(gate, request, scope)
         elif tracer is not None:
             request.trace = tracer.begin(scope["headers"])
         route = self._find_route(scope["path"])
@@ -74,12 +87,10 @@ class Endpoint:
             or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"]))
         ):
             scope["record"] = request
-            return self._admin(scope, receive, send)
+            return self._admin(scope, request.receive, request.send)
         return self._answer(route, request, scope)
 
-    async def _answer_signed(
-        self, gate: HttpGate, request: HttpRequest, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _answer_signed(self, gate: HttpGate, request: HttpRequest, scope: Scope) -> None:
         """Answer a signed request after its nonce was noted. It is no preflight, which no gate verifies."""
         refusal = await gate.use_nonce(scope, request)
         route = self._find_route(scope["path"])
@@ -87,7 +98,7 @@ class Endpoint:
             await gate.refuse(refusal, scope, request)
         elif route is None or scope["method"] in route.others:
             scope["record"] = request
-            await self._admin(scope, receive, send)
+            await self._admin(scope, request.receive, request.send)
         else:
             await self._answer(route, request, scope)
 
@@ -98,20 +109,25 @@ class Endpoint:
         observer.inflight += 1
         try:
             # Most requests need no more than this: the same host as before, and no web page.
-            is_known = request.plain_host in self._known_hosts
+            is_known = request.head.plain_host in self._known_hosts
             request.headers = self._origins.plain if is_known else self._origins.check(scope)
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], scope["path"], route.allowed)
             encoding = None
-            if not request.is_json or codec.reads_headers:
+            if not request.head.is_json or codec.reads_headers:
                 codec = request.codec = codec.for_head(scope["headers"], scope["query_string"])
-                encoding = body_encoding(scope["headers"]) if request.is_encoded else None
+                encoding = body_encoding(scope["headers"]) if request.head.is_encoded else None
             self._pipeline.admit(request)
             try:
                 await self._receive(request, route.target, encoding, scope)
                 # As DisconnectWatcher.add, whose call would be one more for each request.
                 fast_path, watcher = request.fast_path, self._watcher
-                request.task = current_task() if fast_path is None else fast_path.task
+                if fast_path is None:
+                    request.task = current_task()
+                else:
+                    request.task = fast_path.task
+                    if fast_path.repeat is None:
+                        fast_path.repeat = partial(self._repeat, request.head)
                 watcher.young[request] = None
                 if watcher.timer is None:
                     watcher.start_timer()

@@ -13,7 +13,7 @@ from app.auth.quotas import TenantLimits
 from app.http.bodies import check_body, declared_length, read_body, read_body_into
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.listener.parsing import LONG_BODY_BYTES
-from app.http.listener.protocol import FAST_PATH, Cycle
+from app.http.listener.protocol import Cycle
 from app.http.responses import error_body, id_headers, own_headers
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
@@ -46,18 +46,12 @@ _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
 _EARLY_REJECT_BYTES = 4096
 
 
-class HttpRequest(WatchedRequest, RequestContext):
-    """A request of any route, from its head to its response. Code in front of an ASGI application has it as
-    `scope["record"]`.
+class RequestHead:
+    """The method, the path and the headers of a request, as far as each inference request needs them."""
 
-    The attributes from `codec` on are those of inference requests.
-    """
+    __slots__ = ("credentials", "is_encoded", "is_json", "method", "path", "plain_host", "request_id")
 
-    codec: Codec
-    """That of the path, until the headers and the body tell more. It writes the errors."""
-
-    def __init__(self, watcher: DisconnectWatcher, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the head. Other attributes of the base classes have their defaults in the class."""
+    def __init__(self, scope: Scope) -> None:
         given_id = host = b""
         is_plain = True
         is_json: bool | None = None
@@ -80,23 +74,45 @@ class HttpRequest(WatchedRequest, RequestContext):
             elif len(credentials) <= len(CREDENTIAL_HEADERS):
                 # One more than there are names shows that one is repeated.
                 credentials = (*credentials, (name, value))
-        self.request_id = checked_id(given_id) if given_id else next(new_ids.ids)
-        self.method = scope["method"]
-        self.path = scope["path"]
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = checked_id(given_id)
+        """The valid id that the client gave; empty for none."""
+        self.is_json = is_json is True and not is_encoded
+        """Whether the headers say that the body is uncompressed JSON."""
+        self.is_encoded = is_encoded
+        """Whether a header names a content-encoding."""
+        self.plain_host = host if is_plain else b""
+        """The only Host header, if no header says that a web page sends the request."""
+        self.credentials = credentials
+
+
+class HttpRequest(WatchedRequest, RequestContext):
+    """A request of any route, from its head to its response. Code in front of an ASGI application has it as
+    `scope["record"]`.
+
+    The attributes from `codec` on are those of inference requests.
+    """
+
+    codec: Codec
+    """That of the path, until the headers and the body tell more. It writes the errors."""
+
+    def __init__(
+        self, watcher: DisconnectWatcher, head: RequestHead, receive: Receive, send: Send, fast_path: Cycle | None
+    ) -> None:
+        """Other attributes of the base classes have their defaults in the class."""
+        self.request_id = head.request_id or next(new_ids.ids)
+        self.method = head.method
+        self.path = head.path
         self.started_s = time.perf_counter()
         self.timings = Timings(started_s=self.started_s)
         self.watcher = watcher
         self.receive = receive
         self.send = send
-        self.fast_path: Cycle | None = (scope.get("extensions") or {}).pop(FAST_PATH, None)
-        self.is_json = is_json is True and not is_encoded
-        self.is_encoded = is_encoded
-        """Whether a header names a content-encoding."""
-        """Whether the headers say that the body is uncompressed JSON."""
-        self.plain_host = host if is_plain else b""
-        """The only Host header, if no header says that a web page sends the request."""
-        if credentials:
-            self.credentials = credentials
+        self.fast_path: Cycle | None = fast_path
+        self.head = head
+        if head.credentials:
+            self.credentials = head.credentials
 
     def set_limits(self, limits: TenantLimits) -> None:
         """Note the limits of the request's tenant, which count the bytes of its response until they are read."""

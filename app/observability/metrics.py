@@ -43,15 +43,15 @@ new_ids = _RequestIds()
 
 
 def checked_id(given: bytes) -> str:
-    """Return a client's request id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
+    """Return a client's request id if it is valid (1 to 128 letters, digits and ._:/+=-), else an empty string."""
     if given and len(given) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(given):
         return given.decode("ascii")
-    return next(new_ids.ids)
+    return ""
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:
     """Return the client's own x-request-id if it is valid, else a new one."""
-    return checked_id(next((value for name, value in headers if name == b"x-request-id"), b""))
+    return checked_id(next((value for name, value in headers if name == b"x-request-id"), b"")) or next(new_ids.ids)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.http.disconnects import DisconnectWatcher
-from app.http.request import HttpRequest
+from app.http.request import HttpRequest, RequestHead
 from tests.app.http.receivers import receiver
 
 _WATCHER = DisconnectWatcher()
@@ -16,4 +16,4 @@ async def no_send(message: Any) -> None:
 def http_request(*headers: tuple[bytes, bytes], path: str = "/infer", send: Any = no_send) -> HttpRequest:
     """Return a POST request with these headers, whose client stays connected."""
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": list(headers)}
-    return HttpRequest(_WATCHER, scope, receiver(), send)
+    return HttpRequest(_WATCHER, RequestHead(scope), receiver(), send, None)

@@ -114,6 +114,8 @@ class Http2Exchange:
 
     receives_into = False
     """Whether the body can be received into memory of its own: it comes in frames of many streams."""
+    repeat = False
+    """As Cycle.repeat, which no stream has: its head is compressed by those before."""
     has_part = False
 
     def __init__(
