@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope
 
-from app.http.listener.protocol import Cycle
+from app.http.listener.cycle import Cycle
 from app.protocols.shared.codec import Header
 from app.protocols.shared.errors import ClientGone, EmptyBody, TooLarge
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.digests import check_digest
 from app.http.disconnects import DisconnectWatcher
 from app.http.gate import HttpGate
-from app.http.listener.protocol import FAST_PATH
+from app.http.listener.cycle import FAST_PATH
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.prefixes import PathPrefixes
 from app.http.request import HttpRequest, RequestHead

@@ -12,8 +12,8 @@ from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.auth.quotas import TenantLimits
 from app.http.bodies import check_body, declared_length, read_body, read_body_into
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
+from app.http.listener.cycle import Cycle
 from app.http.listener.parsing import LONG_BODY_BYTES
-from app.http.listener.protocol import Cycle
 from app.http.responses import error_body, id_headers, own_headers
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
@@ -76,7 +76,7 @@ class RequestHead:
                 credentials = (*credentials, (name, value))
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.request_id = checked_id(given_id)
+        self.request_id = checked_id(given_id) if given_id else ""
         """The valid id that the client gave; empty for none."""
         self.is_json = is_json is True and not is_encoded
         """Whether the headers say that the body is uncompressed JSON."""

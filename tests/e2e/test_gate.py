@@ -156,19 +156,31 @@ def test_revoked_key_stops_on_open_connections(keyed: RunningServer, folder: Pat
     key = make_key("search")
     write_keys(folder / "keys.toml", KEY, READER, EXPIRED, key)
     wait_until(lambda: infer(keyed, key).status_code == 200)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in key.headers.items())
+    head = f"POST {INFER} HTTP/1.1\r\nhost: localhost\r\n{lines}content-type: application/json\r\n"
+    request = f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+    def repeated() -> bytes:
+        connection.sendall(request)
+        return received(connection, b"}").split()[1]
+
     with (
         httpx.Client(base_url=keyed.url) as client,
+        connected(keyed) as connection,
         grpc.insecure_channel(f"127.0.0.1:{keyed.grpc_port}") as channel,
     ):
         assert client.get("/models", headers=key.headers).status_code == 200
         live: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive", None, None)
         assert live(b"", metadata=key.metadata)
+        # A head that the connection repeats is not parsed again, but its key is checked.
+        assert [repeated() for _ in range(3)] == [b"200"] * 3
         write_keys(folder / "keys.toml", KEY, READER, EXPIRED)
         wait_until(lambda: client.get("/models", headers=key.headers).status_code == 401)
         with pytest.raises(grpc.RpcError) as raised:
             live(b"", metadata=key.metadata)
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert live(b"", metadata=KEY.metadata)
+        assert repeated() == b"401"
 
 
 @pytest.mark.extended

@@ -3,11 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from frameworks.core.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.core.fairness import TenantShare
@@ -24,14 +22,12 @@ from frameworks.scheduling.batch.tenant_accounting import BatchAccounting, Costs
 from frameworks.scheduling.batch.trials.trial_runs import LearningRuns
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.scheduling.merging.rows import BatchSignature, Part, follow_rows, signature_of, split_request
+from frameworks.scheduling.merging.rows import Part, follow_rows, signature_of, split_request
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
 
 # A worker computes one batch and may hold the next one. With several tenants it does not: a request that arrives
 # would wait for both.
 _BATCHES_PER_WORKER = 2
-# Clients choose the shapes: no more than this many are remembered.
-_MAX_SIGNATURES = 256
 
 
 class Dispatcher:
@@ -67,7 +63,6 @@ class Dispatcher:
         self._share = self._clock.share(DEFAULT_TENANT)
         self._charges = BatchAccounting(self._clock, counts)
         self._queue = PartQueue(ageing_s, self._clock)
-        self._signatures: dict[Hashable, BatchSignature] = {}
         self._cost = CostModel()
         self._ceiling = BatchCeiling()
         self._loop = asyncio.get_running_loop()
@@ -113,7 +108,8 @@ class Dispatcher:
         cancelled, parts that have not begun never run. The future fails with ModelFailed if no worker is left,
         and with what the model raises.
         """
-        signature = self._signature_of(batch)
+        spec = self._spec
+        signature = signature_of(batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text)
         future: asyncio.Future[Outputs] = self._loop.create_future()
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)
@@ -126,25 +122,9 @@ class Dispatcher:
         inline = self._inline
         if inline is None or not inline.answers_at_once or self._learner is not None:
             return None
-        signature = self._signature_of(batch)
+        signature = signature_of(batch, self._spec.batched_inputs, None, self._all_outputs)
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         return inline.compute_now(batch, signature, share, timings)
-
-    def _signature_of(self, batch: Batch) -> BatchSignature:
-        """As `signature_of`. That of one tensor is computed once for its shape: most models have one input."""
-        spec = self._spec
-        if type(batch) is not TensorBatch or spec.sequence is not None or len(batch.inputs) > 1:
-            return signature_of(batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text)
-        ((name, value),) = batch.inputs.items()
-        if type(value) is not np.ndarray:
-            return signature_of(batch, spec.batched_inputs, None, self._all_outputs)
-        key = name, value.dtype.char, value.shape, batch.output_names
-        known = self._signatures.get(key)
-        if known is None:
-            if len(self._signatures) >= _MAX_SIGNATURES:
-                self._signatures.clear()
-            known = self._signatures[key] = signature_of(batch, spec.batched_inputs, None, self._all_outputs)
-        return known
 
     def _share_of(self, tenant: Tenant) -> TenantShare:
         self._share = self._clock.share(tenant)

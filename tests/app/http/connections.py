@@ -13,7 +13,8 @@ from uvicorn.server import ServerState
 
 from app.http.bodies import declared_length, read_body, read_body_into
 from app.http.listener.clocks import ConnectionBounds, Connections
-from app.http.listener.protocol import FAST_PATH, BoundedHttpProtocol
+from app.http.listener.cycle import FAST_PATH, Cycle
+from app.http.listener.protocol import BoundedHttpProtocol
 from app.protocols.shared.errors import ClientGone, RequestTimeout, TooLarge
 from frameworks.core.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -33,7 +34,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
     /echo: the body of the request; /late: the same, read after `x-wait` seconds; /gathered: the same, read by
     `read_body` up to MAX_BYTES; /direct: the same, by `read_body_into` in the memory that `leased` has. /refused: 413
-    before the body is read. The header `x-way` names the path that was taken.
+    before the body is read. The header `x-way` names the path that was taken. /repeated: the body, also for requests
+    whose head is not parsed again, which `repeated` has.
     """
     headers = dict(scope["headers"])
     fast_path = scope["extensions"].pop(FAST_PATH)
@@ -41,19 +43,32 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if way == "refused":
         fast_path.respond(413, b"content-length: 0\r\n", b"")
         return
+    if way == "repeated":
+        fast_path.repeat = answer_again
     if way == "late":
         await asyncio.sleep(float(headers[b"x-wait"]))
         del headers[b"x-wait"]
     body = await (_gathered(scope, receive, fast_path) if way in ("gathered", "direct") else _received(receive))
     await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
     answer = (
-        body if way in ("echo", "gathered", "direct", "late") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
+        body
+        if way in ("echo", "gathered", "direct", "late", "repeated")
+        else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
     )
     if way != "long" and fast_path.respond(200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer):
         return
     lines = [(b"content-length", b"%d" % len(answer)), (b"x-way", b"long")]
     await send({"type": "http.response.start", "status": 200, "headers": lines})
     await send({"type": "http.response.body", "body": answer})
+
+
+async def answer_again(cycle: Cycle) -> None:
+    """Answer another request to /repeated."""
+    body = cycle.take_body()
+    assert body is not None
+    repeated.append(body)
+    await asyncio.sleep(float(dict(cycle.scope["headers"]).get(b"x-wait", b"0")))
+    cycle.respond(200, b"content-length: %d\r\nx-way: again\r\n" % len(body), body)
 
 
 async def _received(receive: Receive) -> bytes:
@@ -93,6 +108,7 @@ def _lease(nbytes: int) -> Array:
 
 
 messages: list[str] = []
+repeated: list[bytes] = []
 leased: list[Array] = []
 byte_limit = ByteLimit(5 * MAX_BYTES)
 outcomes: list[str] = []
@@ -130,6 +146,7 @@ async def connected(
     Quick.limits = Connections(ConnectionBounds(header_timeout_s, body_timeout_s, max_connections))
     Quick.made = []
     messages.clear()
+    repeated.clear()
     leased.clear()
     outcomes.clear()
     config = uvicorn.Config(app, lifespan="off", log_config=None)

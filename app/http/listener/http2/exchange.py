@@ -11,9 +11,9 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from app.http.listener.clocks import BODY, BODY_PART_BYTES, CERTIFICATE_NAMES, Connections, refusal
+from app.http.listener.cycle import FAST_PATH
 from app.http.listener.http2.clocks import Http2Stream
 from app.http.listener.http2.connection import CANCEL, MAX_UNSENT_BYTES, REFUSED, Header, Http2Connection
-from app.http.listener.protocol import FAST_PATH
 from app.protocols.shared.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimit
 
@@ -110,7 +110,7 @@ def _with_one_cookie(headers: list[Header]) -> list[Header]:
 
 
 class Http2Exchange:
-    """Implement Http2Stream for a request, and the methods of Cycle that the application uses (protocol.py)."""
+    """Implement Http2Stream for a request, and the methods of Cycle that the application uses (cycle.py)."""
 
     receives_into = False
     """Whether the body can be received into memory of its own: it comes in frames of many streams."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from app.http.bodies import read_body
 from app.http.listener.clocks import ConnectionBounds, Connections
+from app.http.listener.cycle import FAST_PATH
 from app.http.listener.http2.exchange import AsgiStreams
-from app.http.listener.protocol import FAST_PATH
 from tests.support.loops import in_loop, soon
 
 PARTS = [bytes([number]) * 30_000 for number in range(20)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from app.http.listener.cycle import Cycle
 from app.http.listener.parsing import MAX_HEAD_BYTES
-from app.http.listener.protocol import Cycle
 from tests.app.http.connections import (
     MAX_BYTES,
     Quick,
