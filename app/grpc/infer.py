@@ -11,6 +11,7 @@ from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.infer_messages import is_typed, parse_request, serialize_response, serialize_stream_response
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
+from app.grpc.repeated_messages import KnownMessage, KnownMessages
 from app.grpc.streams import OpenStreams, next_request
 from app.inference.contract import NamedRequest
 from app.observability.metrics import RequestRecord
@@ -39,6 +40,8 @@ _FINAL = "triton_final_response"
 
 Write = Callable[[str, bool, RequestRecord, InferRequest, Any], bytes]
 """Takes the request's id and whether its contents are typed."""
+Note = Callable[[bytes, str, str, InferRequest], None]
+"""As KnownMessages.note."""
 
 
 class InferCalls:
@@ -46,13 +49,29 @@ class InferCalls:
 
     def __init__(self, handler: GrpcHandler) -> None:
         self._handler = handler
+        self._known = KnownMessages()
         self._streams = OpenStreams("ModelStreamInfer", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
 
     async def model_infer(self, request: bytes, call: Call) -> bytes:
-        received = read_infer(request)
-        inference = _inference_call(_INFER, received, call, _write_response)
+        known = self._known.find(request)
+        if known is None:
+            inference = _inference_call(_INFER, read_infer(request), call, _write_response, note=self._known.note)
+        else:
+            inference = self._repeated_call(known, request, call)
         response: bytes = await self._handler.run(inference, call)
         return response
+
+    def _repeated_call(self, known: KnownMessage, request: bytes, call: Call) -> InferenceCall:
+        decode = partial(self._decode_known, known, request, call)
+        named = NamedRequest(known.model, known.version or None, decode, partial(earlier_ms, None, call))
+        write = partial(_write_response, known.decoded.id, False)
+        return InferenceCall(_INFER, known.model, known.version, lambda: named, write, size=len(request))
+
+    def _decode_known(self, known: KnownMessage, request: bytes, call: Call, spec: ModelSpec) -> InferRequest:
+        if spec is known.decoded.spec:
+            return known.decode(request, call)
+        # Another version answers, or what is known of the model has changed.
+        return _decode(read_infer(request), call, False, self._known.note, spec)
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], call: StreamingCall) -> None:
         """Answer tensors in the order of their requests; send generated text as soon as it is decoded."""
@@ -156,10 +175,15 @@ class _InferStream:
 
 
 def _inference_call(
-    path: str, received: ReceivedInfer, call: Call, write: Write, is_streamed: bool = False
+    path: str,
+    received: ReceivedInfer,
+    call: Call,
+    write: Write,
+    is_streamed: bool = False,
+    note: Note | None = None,
 ) -> InferenceCall:
     message, typed = received.message, is_typed(received)
-    read = partial(_read, received, call, is_streamed)
+    read = partial(_read, received, call, is_streamed, note)
     write_back = partial(write, message.id, typed)
     is_long = received.contents is not None and _is_long(received)
     size = len(received.serialized)
@@ -173,15 +197,17 @@ def _is_long(received: ReceivedInfer) -> bool:
     return any(tensor.datatype == "BYTES" for tensor in received.message.inputs)
 
 
-def _read(received: ReceivedInfer, call: Call, is_streamed: bool) -> NamedRequest:
-    message, decode = received.message, partial(_decode, received, call, is_streamed)
+def _read(received: ReceivedInfer, call: Call, is_streamed: bool, note: Note | None) -> NamedRequest:
+    message, decode = received.message, partial(_decode, received, call, is_streamed, note)
     # The call's deadline also bounds the wait for a load.
     return NamedRequest(message.model_name, message.model_version or None, decode, partial(earlier_ms, None, call))
 
 
-def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, spec: ModelSpec) -> InferRequest:
+def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, note: Note | None, spec: ModelSpec) -> InferRequest:
     """Decode a ModelInferRequest. Raises InvalidInput, UnknownField."""
     request = check_request(parse_request(received, spec), spec)
+    if note is not None:
+        note(received.serialized, received.message.model_name, received.message.model_version, request)
     if is_streamed and request.generation is not None:
         request = request._replace(stream=wants_text_in_parts(request))
     timeout_ms = earlier_ms(request.timeout_ms, call)

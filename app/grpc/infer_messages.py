@@ -1,6 +1,7 @@
 """Read ModelInferRequest, and write ModelInferResponse and ModelStreamInferResponse."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 
 from app.grpc.contents import CONTENTS, contents_parts, read_contents, read_large_contents, write_contents
@@ -111,6 +112,12 @@ def serialize_response(
     Its contents are typed if those of the request are (`is_typed`) and if all datatypes have typed contents; otherwise
     all are raw. `large_elements`: from so many on, the tensors do not pass through protobuf. Call it in a thread then.
     """
+    if not (is_typed or request_id or parameters) and len(tensors) == 1 and tensors[0].value.size < large_elements:
+        # The usual response: all but its numbers is written once.
+        only = tensors[0]
+        raw = bytes(encode_tensor(only.value, only.datatype))
+        described = _described(model, version, only.name, only.datatype, only.value.shape)
+        return b"".join((described, write_head(_RAW, len(raw)), raw))
     response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for name, value in parameters.items():
         _write_parameter(response.parameters[name], value)
@@ -128,6 +135,15 @@ def serialize_response(
             response.raw_output_contents.append(bytes(encode_tensor(tensor.value, tensor.datatype)))
         else:
             write_contents(output.contents, tensor)
+    serialized: bytes = response.SerializeToString()
+    return serialized
+
+
+@lru_cache(maxsize=256)
+def _described(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """Return a ModelInferResponse with one output and without its contents."""
+    response = ModelInferResponse(model_name=model, model_version=version)
+    response.outputs.add(name=name, datatype=datatype, shape=shape)
     serialized: bytes = response.SerializeToString()
     return serialized
 
