@@ -112,12 +112,15 @@ def serialize_response(
     Its contents are typed if those of the request are (`is_typed`) and if all datatypes have typed contents; otherwise
     all are raw. `large_elements`: from so many on, the tensors do not pass through protobuf. Call it in a thread then.
     """
-    if not (is_typed or request_id or parameters) and len(tensors) == 1 and tensors[0].value.size < large_elements:
-        # The usual response: all but its numbers is written once.
-        only = tensors[0]
-        raw = bytes(encode_tensor(only.value, only.datatype))
-        described = _described(model, version, only.name, only.datatype, only.value.shape)
-        return b"".join((described, write_head(_RAW, len(raw)), raw))
+    if not is_typed and (parameters or not request_id) and sum([each.value.size for each in tensors]) < large_elements:
+        # All but the contents is the same in most responses without an id, and in those of one stream.
+        outputs = tuple([(each.name, each.datatype, each.value.shape) for each in tensors])
+        options = tuple([(name, type(value), value) for name, value in parameters.items()])
+        parts: list[Part] = [_described(request_id, model, version, options, outputs)]
+        for tensor in tensors:
+            raw = encode_tensor(tensor.value, tensor.datatype)
+            parts += (_raw_head(len(raw)), raw)
+        return b"".join(parts)
     response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for name, value in parameters.items():
         _write_parameter(response.parameters[name], value)
@@ -140,10 +143,24 @@ def serialize_response(
 
 
 @lru_cache(maxsize=256)
-def _described(model: str, version: str, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Return a ModelInferResponse with one output and without its contents."""
-    response = ModelInferResponse(model_name=model, model_version=version)
-    response.outputs.add(name=name, datatype=datatype, shape=shape)
+def _raw_head(size: int) -> bytes:
+    return write_head(_RAW, size)
+
+
+@lru_cache(maxsize=256)
+def _described(
+    request_id: str,
+    model: str,
+    version: str,
+    options: tuple[tuple[str, type, Parameter], ...],
+    outputs: tuple[tuple[str, str, tuple[int, ...]], ...],
+) -> bytes:
+    """Return a ModelInferResponse without the contents of its outputs. The types tell 1 from True."""
+    response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
+    for option, _, value in options:
+        _write_parameter(response.parameters[option], value)
+    for name, datatype, shape in outputs:
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
     serialized: bytes = response.SerializeToString()
     return serialized
 

@@ -81,7 +81,7 @@ def test_tensors_are_views_where_possible() -> None:
     view = decode_tensor(memoryview(raw)[4:], "FP32", (7,), "x")
     assert np.shares_memory(view, np.frombuffer(raw, np.uint8))
     assert not view.flags.writeable
-    array = np.arange(6, dtype=np.int64).reshape(2, 3)
+    array = np.arange(6000, dtype=np.int64).reshape(2, 3000)
     assert np.shares_memory(np.frombuffer(encode_tensor(array, "INT64"), np.uint8), array)
     # An array that is not contiguous is copied.
     assert bytes(encode_tensor(array.T, "INT64")) == np.ascontiguousarray(array.T).tobytes()
