@@ -1,4 +1,4 @@
-"""GEMM of bfloat16 by Intel's AMX, in LLVM's language.
+"""GEMM of bfloat16 by Intel's AMX, in LLVM's language. float32 is the sum of three bfloat16.
 
 Fewer rows are multiplied as the 16 of a register: this costs no time, as the weights come from memory more slowly. The
 other rows of the result are not read. A row is summed in one order, whatever rows are computed with it.
@@ -46,10 +46,12 @@ _MOST_BYTES = 1024 * 1024
 class StoredWeights:
     """Weights as they are in memory. `step_bytes`: of a block for a step. `dequantize`: None where that is bfloat16;
     else a function for compiled code: (weights, target, steps) → nothing, which writes bfloat16 of STEP_BYTES a step.
+    `parts`: bfloat16 that each weight, and each activation, is the sum of.
     """
 
     step_bytes: int = STEP_BYTES
     dequantize: Any = None
+    parts: int = 1
 
 
 BFLOAT16 = StoredWeights()
@@ -77,7 +79,7 @@ WriteRow = Callable[[Any, Sequence[Any], Any], None]
 """IR builder, the NUM_DEFERRED arguments of the epilogue, row → nothing: the epilogue of a row of sums."""
 
 
-def _accumulating_tile(row_tiles: int, write_row: WriteRow) -> Any:
+def _accumulating_tile(row_tiles: int, write_row: WriteRow, parts: int) -> Any:
     """Return a function for compiled code that adds some steps of inputs to one or two tiles of rows.
 
     (addresses: activations, weights, sums; whether there are sums; bytes from a tile of rows to the next, steps;
@@ -106,7 +108,7 @@ def _accumulating_tile(row_tiles: int, write_row: WriteRow) -> Any:
                     move_accumulators(builder, "tileloadd64", sums, row_tiles, int64(4 * BLOCK))
                 with otherwise:
                     zero_accumulators(builder, row_tiles)
-            _add_steps(builder, arguments[:2], tile_bytes, steps, row_tiles, run_deferred)
+            _add_steps(builder, arguments[:2], tile_bytes, steps, row_tiles, run_deferred, parts)
             move_accumulators(builder, "tilestored64", sums, row_tiles, int64(4 * BLOCK))
             return context.get_dummy_value()
 
@@ -140,13 +142,15 @@ def _add_steps(
     steps: Any,
     row_tiles: int,
     run_deferred: Callable[[Any], None] | None = None,
+    parts: int = 1,
 ) -> None:
     """Add activations @ weights to the accumulators. `addresses`: of both. `tile_bytes`: from a tile of rows to the
-    next. `run_deferred`: writes the code of other work beside a step.
+    next. `run_deferred`: writes the code of other work beside a step. `parts`: as of `matmul_step`.
     """
     pointers = [builder.inttoptr(each, BYTES) for each in addresses]
     with cgutils.for_range_slice(builder, int64(0), steps, int64(1)) as (step, _):
-        matmul_step(builder, pointers, tile_bytes, step, row_tiles, reads_once=run_deferred is not None)
+        is_deferred = run_deferred is not None
+        matmul_step(builder, pointers, tile_bytes, step, row_tiles, reads_once=is_deferred, parts=parts)
         if run_deferred is not None:
             run_deferred(step)
 
@@ -214,7 +218,9 @@ def block_adder(write_row: WriteRow, stored: StoredWeights = BFLOAT16) -> Callab
 
     `write_row`: the deferred epilogue of other sums.
     """
-    tile1, tile2 = _accumulating_tile(1, write_row), _accumulating_tile(2, write_row)
+    parts = stored.parts
+    tile1, tile2 = _accumulating_tile(1, write_row, parts), _accumulating_tile(2, write_row, parts)
+    tile_bytes, most_steps = parts * TILE_BYTES, _MOST_STEPS // parts
     step_bytes, read, is_quantized = stored.step_bytes, _reader(stored), stored.dequantize is not None
     scratch_floats = _MOST_STEPS * STEP_BYTES // 4 if is_quantized else 1
 
@@ -227,7 +233,7 @@ def block_adder(write_row: WriteRow, stored: StoredWeights = BFLOAT16) -> Callab
         rows, steps, has_sums = sizes
         pairs = (rows + 2 * ROWS - 1) // (2 * ROWS)
         # A pair reads a block once: it need not stay in the first cache.
-        chunks = (steps + _MOST_STEPS - 1) // _MOST_STEPS if pairs > 1 or is_quantized else 1
+        chunks = (steps + most_steps - 1) // most_steps if pairs > 1 or is_quantized else 1
         at_once = (steps + chunks - 1) // chunks
         # A tile that is alone waits for memory in any case, and for less without other loads.
         lines = (step_bytes // LINE_BYTES + pairs - 1) // pairs if rows > ROWS else 0
@@ -239,7 +245,7 @@ def block_adder(write_row: WriteRow, stored: StoredWeights = BFLOAT16) -> Callab
             count = min(at_once, steps - first)
             own = read(weights + first * step_bytes, scratch, count)
             for pair in range(pairs):
-                x = tiles + (2 * pair * steps + first) * TILE_BYTES
+                x = tiles + (2 * pair * steps + first) * tile_bytes
                 own_sums = sums + 2 * pair * ROWS * 4 * BLOCK
                 done = first * pairs + pair * count
                 beside = (
@@ -250,9 +256,9 @@ def block_adder(write_row: WriteRow, stored: StoredWeights = BFLOAT16) -> Callab
                     rows_of_step,
                 )
                 if rows - 2 * pair * ROWS > ROWS:
-                    tile2(x, own, own_sums, first + has_sums, (steps * TILE_BYTES, count), beside, deferred)
+                    tile2(x, own, own_sums, first + has_sums, (steps * tile_bytes, count), beside, deferred)
                 else:
-                    tile1(x, own, own_sums, first + has_sums, (steps * TILE_BYTES, count), beside, deferred)
+                    tile1(x, own, own_sums, first + has_sums, (steps * tile_bytes, count), beside, deferred)
 
     return add_block
 
@@ -311,10 +317,22 @@ def amx_matmul_loops(stored: StoredWeights = BFLOAT16) -> Callable[..., None]:
     return matmul
 
 
-def amx_format(name: str, step_bytes: int) -> Format:
-    """Return the format of weights that are multiplied as bfloat16. `step_bytes`: of a block for a step."""
-    packer = bfloat16_packer(TILE_BYTES)
-    return Format(name, INPUTS, step_bytes, 2 * INPUTS, amx_tile, packer, rows_at_once=ROWS, most_bytes=_MOST_BYTES)
+def amx_format(name: str, step_bytes: int, parts: int = 1) -> Format:
+    """Return the format of weights that are multiplied as bfloat16. `step_bytes`: of a block for a step. `parts`: as of
+    StoredWeights.
+    """
+    packer, row_step_bytes = bfloat16_packer(TILE_BYTES, parts), 2 * INPUTS * parts
+    return Format(
+        name,
+        INPUTS,
+        step_bytes,
+        row_step_bytes,
+        amx_tile,
+        packer,
+        rows_at_once=ROWS,
+        most_bytes=_MOST_BYTES,
+        fewest_rows=MOST_ROWS // (2 if parts == 1 else 4),
+    )
 
 
 FORMAT = amx_format("bfloat16", STEP_BYTES)

@@ -26,6 +26,9 @@ _PARTS = 2
 _PALETTE, _REGISTERS, _WIDTHS_OFFSET, _ROWS_OFFSET, _CONFIGURATION_BYTES = 1, 8, 16, 48, 64
 # Registers: accumulators of up to two tiles of rows, then activations, then weights.
 _SUMS, _GIVEN, _WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)
+_PRODUCTS = {1: ((0, 0),), 3: ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))}
+"""Parts of activations and of weights that are multiplied, by the number of parts. Those of three are six, in an order
+that loads few registers; the others are below the last bit of float32."""
 _I8, _I64, _VOID = ir.IntType(8), ir.IntType(64), ir.VoidType()
 
 
@@ -96,24 +99,31 @@ def move_accumulators(builder: Any, instruction: str, start: Any, row_tiles: int
 
 
 def matmul_step(
-    builder: Any, pointers: Any, tile_bytes: Any, step: Any, row_tiles: int, *, reads_once: bool = False
+    builder: Any, pointers: Any, tile_bytes: Any, step: Any, row_tiles: int, *, reads_once: bool = False, parts: int = 1
 ) -> None:
     """Add activations @ weights of a step of inputs to the accumulators. `pointers`: bytes pointers to both.
-    `tile_bytes`: from a tile of rows to the next. `reads_once`: activations bypass the first-level cache.
+    `tile_bytes`: from a tile of rows to the next. `reads_once`: activations bypass the first-level cache. `parts`: of
+    each number, which is their sum; those of a step are one behind the other.
     """
     x, w = pointers
     load, load_once = (
         function(builder, f"llvm.x86.{name}", _VOID, [_I8, BYTES, _I64]) for name in ("tileloadd64", "tileloaddt164")
     )
     add = function(builder, "llvm.x86.tdpbf16ps", _VOID, [_I8, _I8, _I8])
-    weights = builder.gep(w, [builder.mul(step, int64(STEP_BYTES))])
-    for index in range(row_tiles):
-        offset = builder.add(builder.mul(tile_bytes, int64(index)), builder.mul(step, int64(TILE_BYTES)))
-        rows = builder.gep(x, [offset])
-        builder.call(load_once if reads_once else load, [_I8(_GIVEN[index]), rows, int64(_ROW_BYTES)])
-        for part, (register, own) in enumerate(zip(_SUMS[index], _WEIGHTS, strict=True)):
-            if not index:
-                # The second register is loaded after the first multiplication, which does not wait for it.
-                pointer = at(builder, weights, _ROW_BYTES * part)
-                builder.call(load, [_I8(own), pointer, int64(_PARTS * _ROW_BYTES)])
-            builder.call(add, [_I8(register), _I8(_GIVEN[index]), _I8(own)])
+    weights = builder.gep(w, [builder.mul(step, int64(parts * STEP_BYTES))])
+    before = (-1, -1)
+    for given, of_weights in _PRODUCTS[parts]:
+        for index in range(row_tiles):
+            if given != before[0]:
+                offset = builder.add(
+                    builder.mul(tile_bytes, int64(index)), builder.mul(step, int64(parts * TILE_BYTES))
+                )
+                rows = at(builder, builder.gep(x, [offset]), given * TILE_BYTES)
+                builder.call(load_once if reads_once else load, [_I8(_GIVEN[index]), rows, int64(_ROW_BYTES)])
+            for part, (register, own) in enumerate(zip(_SUMS[index], _WEIGHTS, strict=True)):
+                if not index and of_weights != before[1]:
+                    # The second register is loaded after the first multiplication, which does not wait for it.
+                    pointer = at(builder, weights, of_weights * STEP_BYTES + _ROW_BYTES * part)
+                    builder.call(load, [_I8(own), pointer, int64(_PARTS * _ROW_BYTES)])
+                builder.call(add, [_I8(register), _I8(_GIVEN[index]), _I8(own)])
+        before = (given, of_weights)

@@ -18,6 +18,8 @@ _AT_ONCE = 32
 _SCRATCH_FLOATS = LARGEST_TILE * _AT_ONCE // 2
 _I32 = ir.IntType(32)
 _INTEGERS = ir.VectorType(_I32, _AT_ONCE)
+_PARTS = 3
+"""bfloat16 whose sum is a float32, but for denormals: 8 bits of its significand each."""
 _HALF_BITS, _BELOW_HALF = 16, 0x7FFF
 _MAGNITUDE, _INFINITY, _QUIET = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 
@@ -47,13 +49,34 @@ def write_bfloat16(_context: Any, _source: Any, _target: Any) -> Any:
     return types.void(types.int64, types.int64), write
 
 
-def store_bfloat16_vector(builder: Any, values: Any, target: Any) -> None:
-    """Write _AT_ONCE float32 values as the nearest bfloat16, ties to even. `target`: address (bytes pointer).
+@llvm_function
+def _write_bfloat16_parts(_context: Any, _source: Any, _target: Any, _part_bytes: Any) -> Any:
+    """(address of _AT_ONCE float32, target, bytes from a part to the next) → nothing; writes three bfloat16 whose sum
+    is the number.
+    """
+
+    def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        source, target = (builder.inttoptr(each, BYTES) for each in arguments[:2])
+        rest = load(builder, source, ir.VectorType(ir.FloatType(), _AT_ONCE))
+        for _ in range(_PARTS):
+            rounded = store_bfloat16_vector(builder, rest, target)
+            bits = builder.shl(builder.zext(rounded, _INTEGERS), _all(_HALF_BITS))
+            rest = builder.fsub(rest, builder.bitcast(bits, rest.type))
+            target = builder.gep(target, [arguments[2]])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), write
+
+
+def store_bfloat16_vector(builder: Any, values: Any, target: Any) -> Any:
+    """Write _AT_ONCE float32 values as the nearest bfloat16, ties to even, and return their bits. `target`: address
+    (bytes pointer).
 
     The CPU's instruction rounds denormals, below 2^-126, to zero; its dot products of bfloat16 take them for zero, too.
     """
     narrow = _bfloat16_by_instruction(builder, values) if _HAS_BFLOAT16 else _bfloat16_by_shifts(builder, values)
     builder.store(narrow, builder.bitcast(target, narrow.type.as_pointer()), align=4)
+    return narrow
 
 
 def _bfloat16_by_instruction(builder: Any, values: Any) -> Any:
@@ -95,11 +118,12 @@ def pack_bfloat16_pairs(x: int, tile: int, rows: int, inputs: int) -> None:
         interleave(rounded, 2 * _AT_ONCE, tile + 2 * first * rows, rows, (count + 1) // 2)
 
 
-def bfloat16_packer(step_bytes: int) -> Any:
-    """Return a `Format.pack_tile`: bfloat16 [steps, rows, _AT_ONCE], padded with zeros behind the inputs.
+def bfloat16_packer(part_bytes: int, parts: int = 1) -> Any:
+    """Return a `Format.pack_tile`: bfloat16 [steps, parts, rows, _AT_ONCE], padded with zeros behind the inputs.
 
-    `step_bytes`: from one step to the next.
+    `part_bytes`: from one part to the next. `parts`: of each activation, 1 or _PARTS.
     """
+    step_bytes, has_parts = parts * part_bytes, parts > 1
 
     @inlined_early
     def pack_tile(x: int, tile: int, rows: int, inputs: int) -> None:
@@ -110,7 +134,11 @@ def bfloat16_packer(step_bytes: int) -> Any:
                 source = x + 4 * (row * inputs + _AT_ONCE * step)
                 if count < _AT_ONCE:
                     source = _padded(source, filled, count)
-                write_bfloat16(source, tile + step_bytes * step + 2 * _AT_ONCE * row)
+                target = tile + step_bytes * step + 2 * _AT_ONCE * row
+                if has_parts:
+                    _write_bfloat16_parts(source, target, part_bytes)
+                else:
+                    write_bfloat16(source, target)
 
     return pack_tile
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from frameworks.pytorch.compiled.matmul.formats import PackedFormat
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
 
-FormatName = Literal["float32", "float16", "bfloat16", "int8", "int4", "int8_groups", "int8_weight_only"]
+FormatName = Literal[
+    "float32", "float32_bfloat16x3", "float16", "bfloat16", "int8", "int4", "int8_groups", "int8_weight_only"
+]
 
 
 def packed_format(name: FormatName) -> "PackedFormat":
@@ -26,7 +28,7 @@ def packed_format(name: FormatName) -> "PackedFormat":
 
 def compiles(name: FormatName) -> bool:
     """Return whether a GEMM of this format can be compiled for this CPU."""
-    if name == "int8_weight_only":
+    if name in ("int8_weight_only", "float32_bfloat16x3"):
         return has_amx()
     return has_integers() if name in ("int8", "int4", "int8_groups") else lanes() > 0
 

@@ -17,7 +17,6 @@ from frameworks.pytorch.compiled.simd.llvm_vectors import BLOCK, NARROW_LANES, V
 LARGEST_TILE = 4 if VECTORS.lanes == NARROW_LANES else 8
 MOST_ROWS = 512
 """Rows that a GEMM has at once, before the next ones are packed: packed rows stay in a core's cache."""
-_ROWS_AT_ONCE = MOST_ROWS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,8 @@ class Format:
     addresses, and a count; the next weights as in `float_tile`. It writes float32 [blocks, rows, outputs of a block].
     `pack_tile`: a compiled function that packs the activations of a tile: (float32 [rows, inputs], tile, rows, inputs)
     → nothing. `packs_one_row`: whether a single row has to be packed. `rows_at_once`: memory for packed rows is for a
-    multiple of so many. `most_bytes`: of MOST_ROWS packed rows; if they take more, half of them are multiplied at once.
+    multiple of so many. `most_bytes`: of MOST_ROWS packed rows; if they take more, half of them are multiplied at once,
+    and if those take more, `fewest_rows`.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Format:
     packs_one_row: bool = True
     rows_at_once: int = 1
     most_bytes: int = 0
+    fewest_rows: int = MOST_ROWS // 2
 
     def steps(self, inputs: int) -> int:
         """Return the number of steps of so many inputs."""
@@ -60,7 +61,10 @@ class Format:
 
     def most_rows(self, inputs: int) -> int:
         """Return the rows of so many inputs that are multiplied at once."""
-        return MOST_ROWS if MOST_ROWS * self.row_bytes(inputs) <= self.most_bytes else _ROWS_AT_ONCE
+        rows = MOST_ROWS
+        while rows > self.fewest_rows and rows * self.row_bytes(inputs) > self.most_bytes:
+            rows //= 2
+        return rows
 
     def block_bytes(self, inputs: int) -> int:
         """Return the bytes of a block of the weights."""
@@ -99,11 +103,14 @@ def row_sizer(format_: Format) -> Callable[[int], int]:
 
 def rows_limiter(format_: Format) -> Callable[[int], int]:
     """Return `Format.most_rows` for compiled code."""
-    most_bytes, row_bytes = format_.most_bytes, row_sizer(format_)
+    most_bytes, fewest, row_bytes = format_.most_bytes, format_.fewest_rows, row_sizer(format_)
 
     @inlined
     def most_rows(inputs: int) -> int:
-        return MOST_ROWS if MOST_ROWS * row_bytes(inputs) <= most_bytes else _ROWS_AT_ONCE
+        rows = MOST_ROWS
+        while rows > fewest and rows * row_bytes(inputs) > most_bytes:
+            rows //= 2
+        return rows
 
     return most_rows
 

@@ -12,8 +12,14 @@ from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compile
 from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS
 from frameworks.pytorch.generation.weights import compiled_linears
 
-FLOATS: tuple[FormatName, ...] = ("float32", "float16", "bfloat16")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NAMES: tuple[FormatName, ...] = ("float32", "float32_bfloat16x3", "float16", "bfloat16")
+FLOATS = tuple(filter(compiles, _NAMES))
+DTYPES = {
+    "float32": torch.float32,
+    "float32_bfloat16x3": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 needs_vectors = pytest.mark.skipif(not lanes(), reason="nothing is compiled for this CPU")
 needs_integers = pytest.mark.skipif(not has_integers(), reason="no integers are compiled for this CPU")
