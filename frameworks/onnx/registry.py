@@ -153,6 +153,8 @@ class OnnxRegistry:
         from frameworks.onnx.encoders.choice import EncoderLayers
 
         assert self._torch is not None
+        if not self._performance.enable_quantization:
+            original = replace(original, entry=original.entry.model_copy(update={"quantized": None}))
         return EncoderLayers(original, self._copies, self._torch.registry)
 
     def _with_content(self, instances: list[OnnxModel], original: Original) -> list[BatchModel]:

@@ -10,20 +10,23 @@ import pytest
 import transformers
 from structlog.testing import capture_logs
 
-from frameworks.core.devices import DeviceManager
+from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.onnx.encoders import choice
+from frameworks.onnx.graph_summary import read_graph_summary
 from frameworks.onnx.model import OnnxModel
+from frameworks.onnx.quantization.copy import Original
 from frameworks.onnx.text_model import OnnxTextModel
+from frameworks.pytorch.encoders import kernels
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.quantization.comparison import OutputComparison, row_cosines
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.models.loading import placed_instances, rows_of
+from tests.frameworks.models.loading import NO_COPIES, placed_instances, rows_of
 from tests.frameworks.pytorch.compiled.layers import needs_integers, needs_vectors
 from tests.support.fake_probe import FakeProbe
 from tests.support.models import onnx_encoders, onnx_graphs
@@ -266,7 +269,32 @@ def test_graph_of_tensors_is_refused(made_once: FolderMaker, tmp_path: Path, loa
         load(exported, kernels="compiled")
 
 
-@pytest.mark.parametrize(("quantized", "kernels"), [(True, "auto"), ("mixed", "compiled"), ("mixed", "auto")])
-def test_copies_of_onnxruntime_refuse_other_kernels(quantized: Any, kernels: str) -> None:
-    with pytest.raises(ValueError, match=rf'beside quantized = .*, got "{kernels}"'):
-        OnnxModelEntry.model_validate({"name": "m", "path": "m", "quantized": quantized, "kernels": kernels})
+def test_machine_without_compiled_code_is_refused(
+    made_once: FolderMaker, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "lanes", lambda: 0)
+    exported = export_outputs(made_once(save_embedder, family="bert"), tmp_path / "graph")
+    with pytest.raises(InvalidModel, match=r"nothing is compiled on this machine.*; remove kernels"):
+        load(exported, kernels="compiled")
+    assert isinstance(load(exported, kernels="auto")[0], OnnxTextModel)
+
+
+def test_accelerator_keeps_its_provider(made_once: FolderMaker, tmp_path: Path, load: Load) -> None:
+    exported = export_outputs(made_once(save_embedder, family="bert"), tmp_path / "graph")
+    models = load(exported)
+    for wanted in ("auto", "compiled"):
+        entry = OnnxModelEntry(name="m", path=exported, kernels=wanted)
+        original = Original(exported / "model.onnx", read_graph_summary(exported / "model.onnx"), entry, 0, 1)
+        layers = choice.EncoderLayers(original, NO_COPIES, pytest.fail)
+        device = Device("cuda", 0, "", 0, 0)
+        if wanted == "auto":
+            assert layers.choose(models, device) is models
+            continue
+        with pytest.raises(InvalidModel, match="it runs by CPUExecutionProvider on cuda:0"):
+            layers.choose(models, device)
+
+
+@pytest.mark.parametrize(("quantized", "wanted"), [(True, "auto"), ("mixed", "compiled"), ("mixed", "auto")])
+def test_copies_of_onnxruntime_refuse_other_kernels(quantized: Any, wanted: str) -> None:
+    with pytest.raises(ValueError, match=rf'beside quantized = .*, got "{wanted}"'):
+        OnnxModelEntry.model_validate({"name": "m", "path": "m", "quantized": quantized, "kernels": wanted})
