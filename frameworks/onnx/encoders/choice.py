@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from frameworks.core.devices import Device
-from frameworks.core.errors import InvalidModel
+from frameworks.core.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.core.files import read_json
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.onnx.encoders.copy import encoder_folder, not_compiled
@@ -28,7 +28,8 @@ _TOLERANCE = 1e-3
 """Largest difference between the rows of both, relative to the largest number of the rows."""
 _CPU = "CPUExecutionProvider"
 _GRAPH, _COMPILED = "onnxruntime", "compiled"
-_PAIRS = 9
+_PAIRED = 9
+"""Number of the first warm-up texts of which neighbours are a pair."""
 _LEAST_NORM = 1e-12
 
 
@@ -85,10 +86,14 @@ class EncoderLayers:
         try:
             compiled = cast(list[BatchModel], self.torch().load(self._entry(folder), folder, device))
             compiled[0].warm_up()
-        except InvalidModel as error:
+            batches = _batches(graph)
+            expected, found = (
+                np.concatenate([_rows(each, batch) for batch in batches]) for each in (graph, compiled[0])
+            )
+        except OutOfMemory:
+            raise
+        except RoundhouseError as error:
             raise not_compiled(self.original, error.message) from error
-        batches = _batches(graph)
-        expected, found = (np.concatenate([_rows(each, batch) for batch in batches]) for each in (graph, compiled[0]))
         self._check(expected, found, compiled[0])
         chosen = _described(read_json(folder / "config.json"))
         if entry.kernels == _COMPILED:
@@ -150,8 +155,9 @@ def _batches(graph: OnnxTextModel) -> list[Batch]:
     tokenizer = graph.tokenizer
     assert tokenizer is not None
     batches = text_batches(tokenizer.tokenize)
-    pairs = tokenizer.tokenize_pairs([*itertools.pairwise(WARM_UP_TEXTS[:_PAIRS])], truncate=True)
-    return batches if pairs.token_type_ids is None else [*batches, pairs]
+    if "token_type_ids" in graph.spec.inputs_by_name:
+        batches.append(tokenizer.tokenize_pairs([*itertools.pairwise(WARM_UP_TEXTS[:_PAIRED])], truncate=True))
+    return batches
 
 
 def _rows(model: BatchModel, batch: Batch) -> Array:

@@ -82,7 +82,7 @@ def test_rows_equal_those_of_graph(made_once: FolderMaker, tmp_path: Path, load:
     assert (products.kernel, products.outputs, products.layers, products.trials) == ("compiled", 32, 2, ())
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert"])
 def test_classifier_has_logits_of_graph(made_once: FolderMaker, tmp_path: Path, load: Load, family: Family) -> None:
     folder = made_once(save_classifier, family=family)
     check_equal(load, export_logits(folder, tmp_path / "graph", CLASSIFIER))
@@ -115,6 +115,28 @@ def test_pooling_of_files_is_kept(copied: FolderMaker, tmp_path: Path, load: Loa
     folder = copied(save_embedder, family="bert")
     write_sentence_transformers(folder, pooling)
     check_equal(load, export_outputs(folder, tmp_path / "graph"))
+
+
+def test_changed_files_make_another_copy(copied: FolderMaker, tmp_path: Path, load: Load) -> None:
+    folder = copied(save_embedder, family="bert")
+    write_sentence_transformers(folder, "cls")
+    exported = export_outputs(folder, tmp_path / "graph")
+    check_equal(load, exported)
+    write_sentence_transformers(exported, "max")
+    check_equal(load, exported)
+    assert len([*(tmp_path / "quantized").glob("*-encoder-*/model.safetensors")]) == 2
+
+
+def test_damaged_copy_is_replaced(copied: FolderMaker, tmp_path: Path, load: Load) -> None:
+    folder = copied(save_embedder, family="bert")
+    write_sentence_transformers(folder, "cls")
+    exported = export_outputs(folder, tmp_path / "graph")
+    check_equal(load, exported)
+    [pooling] = (tmp_path / "quantized").glob("*-encoder-*/1_Pooling/config.json")
+    content = pooling.read_bytes()
+    pooling.write_bytes(content[:-2])
+    check_equal(load, exported)
+    assert pooling.read_bytes() == content
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
