@@ -41,8 +41,9 @@ def read_weights(file: Path, summary: GraphSummary) -> dict[str, Array]:
         raise NotAnEncoder(f"it reads {', '.join(sorted(inputs))}, not input_ids and attention_mask")
     tensors = {each.name: each for each in graph.initializer}
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity"}
-    # Weights with equal numbers are one tensor, and copies of it.
+    # Weights with equal numbers are one tensor, and copies of it, or an input of several modules.
     tensors |= {copy: tensors[origin] for copy, origin in copies.items() if origin in tensors}
+    tensors = dict(_vectors(graph, tensors)) | tensors
     products = dict(_products(graph, tensors))
     found = {name: tensor for name, tensor in tensors.items() if _is_path(name) and name not in products}
     linears = {f"{path}.weight" if path else name: name for name, (path, _) in products.items()}
@@ -68,6 +69,14 @@ def _check_operators(summary: GraphSummary) -> None:
     fused = sorted(operator for operator in summary.operators if "." in operator)
     if fused:
         raise NotAnEncoder(f"it has the operators {', '.join(fused)} of an optimizer; export it without optimization")
+
+
+def _vectors(graph: GraphProto, tensors: Mapping[str, TensorProto]) -> Iterator[tuple[str, TensorProto]]:
+    """Yield the biases and the weights of norms by the paths of all modules that read them."""
+    for node in graph.node:
+        for name in node.input:
+            if name in tensors and len(tensors[name].dims) == 1 and _is_path(name) and (path := _path_of(node)):
+                yield f"{path}.{name.rpartition('.')[2]}", tensors[name]
 
 
 def _products(graph: GraphProto, tensors: Mapping[str, TensorProto]) -> Iterator[tuple[str, tuple[str, bool]]]:
