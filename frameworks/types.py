@@ -225,11 +225,11 @@ class ModelSpec:
     without a declared sequence axis.
     `quantization`: None for a model that is not quantized. `quantized_graph`: path of the ONNX graph that runs in place
     of that of the model. `generation`: only of a generating model. `products`: of a generating model on a CPU, the
-    kernels of its linear layers. `awaits_kernels`: compiled ones may replace those of the model, when they have been
-    compiled. `is_composite`: other models of the server compute it. `pipeline`: of a model that answers
-    as a pipeline of transformers does. `messages`: of a model that embeds conversations, the bounds of their images.
-    `graphs`: which runs, or decode steps, are graphs of the device, or why none is;
-    None on a device without graphs.
+    kernels of its linear layers; of a graph whose entry has `kernels`, those of its encoder. `awaits_kernels`: compiled
+    ones may replace those of the model, when they have been compiled. `is_composite`: other models of the server
+    compute it. `pipeline`: of a model that answers as a pipeline of transformers does. `messages`: of a model that
+    embeds conversations, the bounds of their images. `graphs`: which runs, or decode steps, are graphs of the device,
+    or why none is; None on a device without graphs.
     """
 
     framework: str

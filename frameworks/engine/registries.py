@@ -1,6 +1,7 @@
 """Make the registries of the frameworks: in the server, and in an engine process for its one model."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -9,6 +10,7 @@ from frameworks.core.devices import DeviceManager
 from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, Registry
+from memory.garbage import freeze
 from memory.pooled_arrays import PooledArrays
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.tensor_pool import TensorPool
@@ -45,7 +47,7 @@ def registry_factories(
         return graphs.with_task(instances, entry, folder)
 
     def create_onnx() -> Registry:
-        from frameworks.onnx.registry import OnnxRegistry
+        from frameworks.onnx.registry import OnnxRegistry, TorchSide
 
         registry = OnnxRegistry(
             devices,
@@ -54,11 +56,12 @@ def registry_factories(
             copies,
             enable_memory_mapping,
             PooledArrays(pool),
-            with_task,
+            TorchSide(with_task, pytorch_beside_graphs),
         )
         registry.is_alone = is_alone
         return registry
 
+    @cache
     def create_pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry
 
@@ -70,5 +73,12 @@ def registry_factories(
             pool,
             settings.ageing_ms / 1000,
         )
+
+    @cache
+    def pytorch_beside_graphs() -> Registry:
+        # As the loader does with the frameworks that it imports.
+        registry = create_pytorch()
+        freeze()
+        return registry
 
     return {"onnx": create_onnx, "pytorch": create_pytorch}

@@ -1,8 +1,9 @@
 """Load ONNX models from files: find the graph, check its size, choose providers, open the session."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -21,16 +22,30 @@ from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import with_text
 from frameworks.quantization.comparison import warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.runtime import BatchModel, ModelEntry
+from frameworks.runtime import BatchModel, ModelEntry, Registry
 from frameworks.tasks.architectures import find_task
 from frameworks.types import QuantizationReport
 from memory.pooled_arrays import PooledArrays
 
-WithTask = Callable[[Sequence[BatchModel], OnnxModelEntry, Path], "list[BatchModel] | None"]
+if TYPE_CHECKING:
+    from frameworks.onnx.encoders.choice import EncoderLayers
+
 log = structlog.get_logger(__name__)
 
 # Factor for what a session keeps besides the weights; the real size is measured when it is loaded.
 HEADROOM = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSide:
+    """The parts of a server that need torch and transformers; each imports them when it is called.
+
+    `with_task`: adds the task of a folder to its instances. `registry`: returns the registry of PyTorch.
+    """
+
+    with_task: Callable[[Sequence[BatchModel], OnnxModelEntry, Path], "list[BatchModel] | None"]
+    registry: Callable[[], Registry]
+
 
 ort.set_default_logger_severity(3)  # errors only; warnings about working graphs concern their exporter
 
@@ -50,12 +65,10 @@ class OnnxRegistry:
         copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         arrays: PooledArrays | None = None,
-        with_task: WithTask | None = None,
+        torch: TorchSide | None = None,
     ) -> None:
-        """`arrays`: buffers for large outputs; None: the session allocates them. `with_task`: adds the task of a folder
-        to its instances; it needs torch and transformers.
-        """
-        self._with_task = with_task
+        """`arrays`: buffers for large outputs; None: the session allocates them. `torch`: None in a process without."""
+        self._torch = torch
         self._copies = copies
         self._arrays = arrays
         self._performance = performance
@@ -76,10 +89,11 @@ class OnnxRegistry:
         # The quantized copy is made here, before memory is reserved and the model's use is measured.
         _, report = self._graph_to_open(original)
         need = int((report.bytes_after if report else original.bytes_before) * HEADROOM)
-        on_cuda = drives_cuda(entry.execution_providers, self._rules)
+        layers = self._layers(original)
+        on_cuda = drives_cuda(entry.execution_providers, self._rules) and entry.kernels != "compiled"
         is_shared = self._shares_session(entry)
         return ModelNeeds(
-            host_bytes=need if is_shared else need * entry.instances,
+            host_bytes=(need if is_shared else need * entry.instances) + (0 if layers is None else layers.host_bytes()),
             accelerator_bytes=need * entry.instances,
             wanted=entry.device,
             usable=("cuda",) if on_cuda else (),
@@ -127,9 +141,28 @@ class OnnxRegistry:
         instances = [OnnxModel(each, file, choice, weight_bytes, entry, summary, self._arrays) for each in sessions]
         for each in instances:
             each.spec = replace(each.spec, quantization=report, quantized_graph=None if report is None else str(graph))
+        models = self._with_content(instances, original)
+        layers = self._layers(original)
+        return models if layers is None else layers.choose(models, device)
+
+    def _layers(self, original: Original) -> "EncoderLayers | None":
+        """Return the choice of kernels of a model; None where ONNX Runtime computes it. Raises InvalidModel."""
+        if original.entry.kernels == "onnxruntime":
+            return None
+        # Other models need none of it.
+        from frameworks.onnx.encoders.choice import EncoderLayers
+
+        assert self._torch is not None
+        if not self._performance.enable_quantization:
+            original = replace(original, entry=original.entry.model_copy(update={"quantized": None}))
+        return EncoderLayers(original, self._copies, self._torch.registry)
+
+    def _with_content(self, instances: list[OnnxModel], original: Original) -> list[BatchModel]:
+        """Return the instances with the task of their folder, or with images or texts, else unchanged."""
+        file, entry, summary = original.file, original.entry, original.summary
         folder = description_folder(file)
-        if self._with_task is not None and find_task(folder, entry.task) is not None:
-            with_task = self._with_task(instances, entry, folder)
+        if self._torch is not None and find_task(folder, entry.task) is not None:
+            with_task = self._torch.with_task(instances, entry, folder)
             if with_task is not None:
                 return with_task
         if entry.image is not None or (folder / PREPROCESSOR_FILE).is_file():
@@ -166,7 +199,8 @@ class OnnxRegistry:
 
     def _graph_to_open(self, original: Original) -> tuple[Path, QuantizationReport | None]:
         """Return the model's own graph, or its quantized copy if the entry requests it. Raises InvalidModel."""
-        if not original.entry.quantized or not self._performance.enable_quantization:
+        entry = original.entry
+        if not entry.quantized or entry.kernels == "compiled" or not self._performance.enable_quantization:
             return original.file, None
         return quantized_graph(original, self._copies)
 
@@ -176,7 +210,7 @@ class OnnxRegistry:
         first = choice.session_providers[0][0]
         if entry.quantized and not self._performance.enable_quantization:
             log.warning("not quantized: performance.enable_quantization is false", model=entry.name)
-        elif entry.quantized and first != "CPUExecutionProvider":
+        elif entry.quantized and entry.kernels != "compiled" and first != "CPUExecutionProvider":
             log.warning(
                 "dynamic int8 runs on the CPU: remove quantized to use the GPU", model=entry.name, provider=first
             )

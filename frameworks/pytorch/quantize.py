@@ -27,15 +27,11 @@ from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.comparison import OutputComparison, check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.ranges import cpu_capability
-from frameworks.quantization.texts import WARM_UP_TEXTS
 from frameworks.runtime import BatchModel
-from frameworks.text.tokenizer import TextTokenizer
-from frameworks.types import Batch, QuantizationReport, TokenBatch, Value
+from frameworks.types import Batch, QuantizationReport, Value
 
 if TYPE_CHECKING:
     from frameworks.pytorch.encoder_layers.layers import CompiledLayers
-
-_TEXTS_PER_BATCH = 8
 
 Layers = Mapping[tuple[torch.nn.Module, str], torch.nn.Module]
 
@@ -171,13 +167,6 @@ def _original_matmul(weight: torch.Tensor) -> Matmul:
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     make = packer_of(layer)
     return layer if make is None else make()
-
-
-def text_batches(tokenizer: TextTokenizer) -> list[Batch]:
-    """Return texts for the comparison with the original, in batches of similar lengths."""
-    token_ids = sorted(tokenizer.tokenize([*WARM_UP_TEXTS], truncate=True), key=len)
-    starts = range(0, len(token_ids), _TEXTS_PER_BATCH)
-    return [TokenBatch(token_ids[start : start + _TEXTS_PER_BATCH]) for start in starts]
 
 
 def _measured(

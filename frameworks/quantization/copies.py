@@ -1,4 +1,7 @@
-"""Cache quantized copies below `models.cache_dir`; one process makes a copy, and damaged copies are replaced."""
+"""Cache copies of models, quantized ones and encoders of graphs, below `models.cache_dir`.
+
+One process makes a copy, and damaged copies are replaced.
+"""
 
 import shutil
 import tempfile
@@ -56,9 +59,9 @@ class QuantizedCopies:
                 report = _read(folder) or self._make(folder, make)
         except OSError as error:
             raise InvalidModel(
-                f"models.cache_dir = {self._cache_dir}: the quantized copy cannot be written there ({error}); free "
-                "disk space, make it writable, name another folder, or remove quantization from the model's entry",
-                "its quantized copy cannot be written to models.cache_dir; the log of the server has the reason",
+                f"models.cache_dir = {self._cache_dir}: the {scheme} copy cannot be written there ({error}); free "
+                "disk space, make it writable, name another folder, or remove quantization and kernels from the entry",
+                "its copy cannot be written to models.cache_dir; the log of the server has the reason",
             ) from error
         return folder, report
 
@@ -69,7 +72,8 @@ class QuantizedCopies:
         making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=self._root))
         try:
             report = make(making)
-            files = {file.name: [file.stat().st_size, file_digest(file)] for file in sorted(making.iterdir())}
+            written = [each for each in sorted(making.rglob("*")) if each.is_file()]
+            files = {each.relative_to(making).as_posix(): [each.stat().st_size, file_digest(each)] for each in written}
             (making / _REPORT).write_bytes(orjson.dumps({"report": asdict(report), "files": files}))
             if folder.exists():
                 log.warning("damaged quantized copy replaced", folder=str(folder))

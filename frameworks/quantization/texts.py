@@ -1,5 +1,10 @@
 """Texts for the comparison of a quantized model with its original."""
 
+from collections.abc import Callable
+
+from frameworks.types import Batch, TokenBatch
+
+_TEXTS_PER_BATCH = 8
 _PARAGRAPH = (
     "A roundhouse is a building where locomotives are kept and mended, laid out around a turntable. An engine rolls on "
     "to the turntable, is turned to the track it belongs on, and rolls off again; while one is being turned the others "
@@ -74,3 +79,10 @@ What do you call a river that runs only at night? The children of the valley say
 go to the market before dawn. Their grandmother says that it is sleep. The teacher wrote both answers on the board, \
 drew a line between them and asked the class which of the two could drown a horse.
 """
+
+
+def text_batches(tokenize: Callable[..., list[list[int]]]) -> list[Batch]:
+    """Return the warm-up texts in batches of similar lengths, as a server runs them. `tokenize`: of a tokenizer."""
+    token_ids = sorted(tokenize([*WARM_UP_TEXTS], truncate=True), key=len)
+    starts = range(0, len(token_ids), _TEXTS_PER_BATCH)
+    return [TokenBatch(token_ids[start : start + _TEXTS_PER_BATCH]) for start in starts]

@@ -132,7 +132,8 @@ class ModelDescription(ResponseBody):
     downloadable: bool = Field(description="Whether its files may be fetched, as its entry says.")
     quantization: Quantization | None
     kernels: list[ProductTiming] = Field(
-        description="Kernels of a language model on a CPU, or of its quantized layers on a GPU, most weights first."
+        description="Kernels of a language model on a CPU, or of its quantized layers on a GPU, most weights first; of "
+        "an ONNX encoder with `kernels`, those that were chosen."
     )
     awaits_kernels: bool = Field(
         description="Whether kernels are being compiled for this CPU, which may replace those in `kernels`."

@@ -30,6 +30,7 @@ from frameworks.core.settings.entry_values import (
     order_of_preference,
     without_input_values,
     without_lookup,
+    without_other_copies,
 )
 from frameworks.core.settings.images import ImageSettings
 from frameworks.core.settings.values import (
@@ -56,6 +57,7 @@ Dtype = Literal["f32", "f16", "bf16", "int8", "int4"]
 Kernels = Literal[
     "auto", "plain", "compiled", "compiled-f16", "onednn", "mkl", "fbgemm", "torch", "float32", "weight-only"
 ]
+GraphKernels = Literal["onnxruntime", "compiled", "auto"]
 Isolation = Literal["none", "process"]
 ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "pythonic"]
 """`hermes`: `<tool_call>{"name": …, "arguments": …}</tool_call>`, of Hermes and Qwen. `llama3_json`: the whole text is
@@ -217,6 +219,10 @@ class OnnxModelEntry(ModelEntry):
     ) = None
     """Providers of ONNX Runtime in order of preference, in any case; its own names too. None: all that are installed,
     in this order."""
+    kernels: Annotated[GraphKernels, AfterValidator(without_other_copies)] = "onnxruntime"
+    """Kernels that compute the graph. `"compiled"`: for encoders of texts on a CPU, the compiled layers of PyTorch
+    models with the weights of the graph; the load compares them with ONNX Runtime. `"auto"` measures both at load. Both
+    import PyTorch."""
     cuda_graph: bool = False
     """Whether the model runs as captured CUDA graphs, one for each power of two of rows up to `max_batch_size`. Only on
     CUDA with `isolation = "process"`, for graphs without control flow whose only free dimension is the rows."""
@@ -336,9 +342,10 @@ class ModelsSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     cache_dir: SettingsPath = Field(default_factory=cache_folder)
-    """Folder for quantized copies, in its subfolder `quantized`, for models fetched from addresses, in `sources`, for
-    kernels compiled for this CPU, in `compiled`, and for engines of TensorRT, in `tensorrt`; created when first needed.
-    None: the user's cache folder, on Linux `~/.cache/roundhouse`."""
+    """Folder for quantized copies and for weights of graphs with compiled layers, in its subfolder `quantized`, for
+    models fetched from addresses, in `sources`, for kernels compiled for this CPU, in `compiled`, and for engines of
+    TensorRT, in `tensorrt`; created when first needed. None: the user's cache folder, on Linux
+    `~/.cache/roundhouse`."""
     max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)

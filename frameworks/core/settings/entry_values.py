@@ -99,6 +99,17 @@ def without_input_values(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def without_other_copies(kernels: str, info: ValidationInfo) -> str:
+    """Return the value of `kernels` of a graph. Raises ValueError beside a copy that only ONNX Runtime computes."""
+    quantized = info.data.get("quantized")
+    allowed: tuple[str, ...] = ("onnxruntime",) if quantized == "mixed" else ("onnxruntime", "compiled")
+    if quantized and kernels not in allowed:
+        names = " or ".join(f'"{each}"' for each in allowed)
+        shown = '"mixed"' if quantized == "mixed" else "true"
+        raise ValueError(f'expected {names} beside quantized = {shown}, got "{kernels}"; change one of them')
+    return kernels
+
+
 def without_lookup(draft_model: Path, info: ValidationInfo) -> Path:
     """Return the value of `draft_model`. Raises ValueError beside another source of proposed tokens."""
     if info.data.get("speculation") == "lookup":

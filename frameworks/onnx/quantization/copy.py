@@ -20,9 +20,9 @@ from frameworks.onnx.text_model import OnnxTextModel, with_text
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.ranges import cpu_capability
-from frameworks.quantization.texts import WARM_UP_TEXTS
+from frameworks.quantization.texts import text_batches
 from frameworks.scheduling.merging.comparison import random_row
-from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, TokenBatch, Value
+from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, Value
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,6 @@ Model = OnnxModel | OnnxTextModel
 Made = TypeVar("Made")
 
 # Dynamic quantization is for the CPU: other providers have no kernels for it.
-_TEXTS_PER_BATCH = 8
 _RANDOM_BATCHES = 16
 _CPU = ProviderChoice([("CPUExecutionProvider", {})], None)
 
@@ -138,11 +137,7 @@ def comparison_batches(model: OnnxModel | OnnxTextModel, file: Path) -> list[Bat
     batches: list[Batch] = []
     if isinstance(model, OnnxTextModel):
         assert model.tokenizer is not None
-        token_ids = sorted(model.tokenizer.tokenize([*WARM_UP_TEXTS], truncate=True), key=len)
-        batches += [
-            TokenBatch(token_ids[start : start + _TEXTS_PER_BATCH])
-            for start in range(0, len(token_ids), _TEXTS_PER_BATCH)
-        ]
+        batches += text_batches(model.tokenizer.tokenize)
     else:
         random = np.random.default_rng(0)
         batches += [TensorBatch(_random_inputs(model, file, random)) for _ in range(_RANDOM_BATCHES)]

@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from frameworks.core.devices import Device
+from frameworks.core.errors import InvalidModel
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.pytorch.compiled.cpu_features import lanes
 from frameworks.pytorch.cpu_layers.packed import pack_layers
@@ -71,6 +72,11 @@ class EncoderKernels:
             if compile_layers(model, self._entry.kernels):
                 pack_layers(model, "auto")
                 return
+        elif self._entry.kernels == "compiled" and self._device.kind == "cpu":
+            raise InvalidModel(
+                'kernels: expected another value than "compiled", as nothing is compiled on this machine: that needs '
+                "Linux, numba, and AVX2 or NEON; remove it"
+            )
         pack_layers(model, self._entry.kernels)
 
     def choose_later(self, model: "ReferenceType[torch.nn.Module]") -> None:

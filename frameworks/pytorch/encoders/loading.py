@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from frameworks.pytorch.encoders.vector_kinds import with_vector_heads
 from frameworks.pytorch.encoders.words import WordBagModel, load_words
 from frameworks.pytorch.loader import DTYPE_NAMES, load_causal_model, load_encoder, load_model_of
 from frameworks.pytorch.packed_files import PackedFiles
-from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.texts import text_batches
 from frameworks.scheduling.merging.text_padding import TextPadding
 from frameworks.text.config import TextConfig
 from frameworks.text.late.tokenizer import LateTokenizer
@@ -93,7 +95,8 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     padding = TextPadding(_pad_token_id(model, config))
     if copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, head, padding, threads)
-        report = quantize_encoder(model, encoder, lambda: text_batches(tokenizer), files.entry, files.weights, copies)
+        make_batches = partial(text_batches, tokenizer.tokenize)
+        report = quantize_encoder(model, encoder, make_batches, files.entry, files.weights, copies)
         spec = replace(_spec(model, config, head, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     spec, make = _with_own_class(files, model, tokenizer, spec)

@@ -25,8 +25,9 @@ from frameworks.pytorch.encoders.images.graphs import ImageGraphs, Rows
 from frameworks.pytorch.encoders.kernels import choose_kernels
 from frameworks.pytorch.encoders.loading import EncoderLoading, ModelFiles
 from frameworks.pytorch.loader import DTYPE_NAMES, load_vision_model
-from frameworks.pytorch.quantize import held_bytes, quantize_encoder, text_batches
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder
 from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.texts import text_batches
 from frameworks.quantization.warm_up_images import black_pixels, warm_up_pixels
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, TextSpec, ValueSpec
@@ -148,7 +149,7 @@ def _batches(processor: ImageProcessor, texts: TextTower | None) -> list[Batch]:
         TensorBatch({PIXELS: pixels[start : start + _IMAGES_PER_BATCH]})
         for start in range(0, len(pixels), _IMAGES_PER_BATCH)
     ]
-    return batches if texts is None else [*batches, *text_batches(texts.tokenizer)]
+    return batches if texts is None else [*batches, *text_batches(texts.tokenizer.tokenize)]
 
 
 def _logits(output: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ from frameworks.pytorch.encoder_layers import choice
 from frameworks.pytorch.encoder_layers.choice import compile_layers
 from frameworks.pytorch.encoder_layers.forms import stacks_of
 from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers
+from frameworks.pytorch.encoders import kernels
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch_instances, load_torch_model
@@ -211,6 +212,12 @@ def test_other_forms_are_refused_by_name(made_once: FolderMaker) -> None:
     with pytest.raises(InvalidModel, match='kernels: expected another value than "compiled", as the layers of MPNet'):
         load(folder, "compiled")
     assert load(folder, "auto").packed is None
+
+
+def test_compiled_refused_where_nothing_is_compiled(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "lanes", lambda: 0)
+    with pytest.raises(InvalidModel, match="as nothing is compiled on this machine: that needs Linux, numba"):
+        load_torch_model(made_once(save_embedder), kernels="compiled")
 
 
 class TestFirstStart:
