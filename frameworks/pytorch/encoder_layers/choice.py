@@ -17,7 +17,7 @@ from frameworks.pytorch.compiled.matmul.float_linears import compiles
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
-from frameworks.pytorch.encoder_layers.forms import NotCompiled, stacks_of
+from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, stacks_of
 from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers, format_of
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 
@@ -107,7 +107,8 @@ def _check(compiled: CompiledLayers, layer: torch.nn.Module, tolerance: float | 
     with torch.inference_mode():
         found = compiled(states, starts, rope)
     for start, end in itertools.pairwise(starts):
-        expected = _run(layer, states[:, start:end], rope[0], slice(start, end))
+        text = states[:, start:end]
+        expected = _run(layer, text, _positions(text, rope[0], slice(start, end), compiled.form), compiled.form)
         error = float((found[:, start:end] - expected).abs().max() / expected.abs().max())
         if not error <= (tolerance or _TOLERANCE[dtype]):
             raise NotCompiled(f"the states of a compiled layer differ by {error:.2g} of their largest element")
@@ -130,7 +131,8 @@ def _fastest(compiled: Sequence[CompiledLayers], rival: torch.nn.Module) -> Comp
         runs: dict[str, Callable[[], Any]] = {
             each.format_name: partial(each, states, [0, rows], [rope]) for each in compiled
         }
-        runs[_RIVAL] = partial(_run, rival, states, rope, slice(0, rows))
+        form = compiled[0].form
+        runs[_RIVAL] = partial(_run, rival, states, _positions(states, rope, slice(0, rows), form), form)
         seconds.update(shortest_seconds_beside_steps(runs))
     fastest = min(compiled, key=lambda each: seconds[each.format_name])
     return fastest if seconds[fastest.format_name] < _MAX_TIME * seconds[_RIVAL] else None
@@ -140,16 +142,25 @@ def _takes_angles(layer: torch.nn.Module) -> bool:
     return "position_embeddings" in signature(layer.forward).parameters
 
 
-def _run(layer: torch.nn.Module, states: torch.Tensor, angles: Any, rows: slice) -> torch.Tensor:
-    """Return the states of a text after a layer without a mask. Raises NotCompiled where that does not run."""
-    rope = {}
+def _positions(states: torch.Tensor, angles: Any, rows: slice, form: LayerForm) -> dict[str, Any]:
+    """Return what a layer gets of the positions in a text, by the name of the argument."""
+    positions: dict[str, Any] = {}
     if angles is not None:
-        rope["position_embeddings"] = tuple(each[:, rows].to(states.dtype) for each in angles)
+        positions["position_embeddings"] = tuple(each[:, rows].to(states.dtype) for each in angles)
+    if form.bias is not None:
+        positions["position_bias"] = form.bias.of_text(states.shape[1])
+    return positions
+
+
+def _run(layer: torch.nn.Module, states: torch.Tensor, positions: dict[str, Any], form: LayerForm) -> torch.Tensor:
+    """Return the states of a text after a layer without a mask. Raises NotCompiled where that does not run."""
     try:
         with torch.inference_mode():
-            found = layer(states, attention_mask=None, **rope)
+            found = layer(states, attention_mask=None, **positions)
     except Exception as error:
         raise NotCompiled(f"its layers need more than states: {error}") from error
+    if form.returns_tuple and isinstance(found, tuple):
+        found = found[0]
     if not isinstance(found, torch.Tensor):
         raise NotCompiled("its layers return more than states")
     return found

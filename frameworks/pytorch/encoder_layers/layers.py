@@ -67,7 +67,7 @@ class CompiledLayers:
         weight = attrgetter(form.output)(layers[0]).weight
         if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
             raise NotCompiled("its tokens do not see later ones")
-        self._form, self.dtype = form, weight.dtype
+        self.form, self.dtype = form, weight.dtype
         self.hidden_size, inputs = weight.shape
         self.head_size = int(getattr(attention, "attention_head_size", 0) or getattr(attention, "head_dim", 0))
         if not self.head_size or inputs % self.head_size:
@@ -85,6 +85,7 @@ class CompiledLayers:
             epsilon,
             scale,
             operation,
+            form.bias.of_distances if form.bias is not None else None,
         )
         self._thread = _Thread()
         self._runners: list[Runner] = []
@@ -100,6 +101,8 @@ class CompiledLayers:
         for index, layer in enumerate(own):
             layer.compiled, layer.compiled_index = self, index
             layer.__class__ = _compiled_class(type(layer))  # type: ignore[arg-type]
+        if self.form.bias is not None:
+            self.form.bias.install()
 
     def __call__(
         self, states: torch.Tensor, starts: list[int], angles: Sequence[Any] = (), only: int | None = None
@@ -136,16 +139,17 @@ class CompiledLayers:
                 raise RuntimeError("the layers need more than their states")  # torch's way would mix the texts
             return original(states, *others, **named)
         if row is None:
-            return self(states, list(range(0, texts * tokens + 1, max(1, tokens))), [angles], index)
+            found = self(states, list(range(0, texts * tokens + 1, max(1, tokens))), [angles], index)
+            return (found,) if self.form.returns_tuple else found
         if index == 0:
             self._thread.angles = []
         self._thread.angles.append(angles)
-        if index < len(self._plan.layers) - 1:
-            return states
-        return self(states, row.starts.tolist(), self._thread.angles)
+        if index == len(self._plan.layers) - 1:
+            states = self(states, row.starts.tolist(), self._thread.angles)
+        return (states,) if self.form.returns_tuple else states
 
     def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:
-        form = self._form
+        form = self.form
         up = [attrgetter(each)(layer) for each in form.up]
         weights, biases = [each.weight for each in up], [each.bias for each in up]
         if form.is_gated and len(up) == 1:
@@ -206,7 +210,7 @@ class CompiledLayers:
         return found
 
     def _modules_of(self, layer: torch.nn.Module, packed: Layer) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
-        form = self._form
+        form = self.form
         query_key_value, output, *ups, down = packed.linears
         replacements: tuple[tuple[tuple[str, ...], list[Any]], ...] = (
             (form.query_key_value, _split(query_key_value, len(form.query_key_value))),

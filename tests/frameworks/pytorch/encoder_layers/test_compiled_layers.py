@@ -23,6 +23,7 @@ from frameworks.pytorch.encoder_layers import choice
 from frameworks.pytorch.encoder_layers.choice import compile_layers
 from frameworks.pytorch.encoder_layers.forms import stacks_of
 from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers
+from frameworks.pytorch.encoder_layers.relative_bias import relative_bias_of
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch_instances, load_torch_model
@@ -36,7 +37,6 @@ from tests.support.models.torch_folders import FAMILIES, Family, save_classifier
 pytestmark = [pytest.mark.isa, needs_vectors]
 
 RAGGED = [*TEXTS, "the engine of steam runs on . " * 20, "steam"]
-COMPILED: tuple[Family, ...] = tuple(family for family in FAMILIES if family != "mpnet")
 
 
 def load(folder: Path, kernels: str, **options: Any) -> Any:
@@ -59,7 +59,7 @@ def check_equal(folder: Path, texts: list[str], tolerance: float = 2e-5, **optio
     return model
 
 
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("save", [save_embedder, pytest.param(save_classifier, marks=pytest.mark.extended)])
 def test_rows_equal_those_of_torch(made_once: FolderMaker, save: Callable[..., Path], family: Family) -> None:
     model = check_equal(made_once(save, family=family), RAGGED)
@@ -67,7 +67,7 @@ def test_rows_equal_those_of_torch(made_once: FolderMaker, save: Callable[..., P
     assert any(isinstance(each, CompiledLayer) for each in model.module.modules())
 
 
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_rows_equal_those_of_torch(made_once: FolderMaker, family: Family) -> None:
     check_equal(made_once(save_embedder, family=family), RAGGED, 0.1, dtype="bf16")
 
@@ -86,6 +86,7 @@ GROUPS: dict[Family, dict[str, int]] = {
     "bert": {"intermediate_size": 64},
     "roberta": {"intermediate_size": 64},
     "distilbert": {"hidden_dim": 64},
+    "mpnet": {"intermediate_size": 64},
     "modernbert": {"intermediate_size": 64},
 }
 SIZES: dict[str, Any] = {
@@ -101,6 +102,7 @@ TEXT = SIZES | {
 IMAGE = SIZES | {"image_size": 32, "patch_size": 8}
 OTHERS: dict[str, dict[str, Any]] = {
     "Electra": TEXT | {"embedding_size": 16},
+    "MPNet": TEXT,
     "NomicBert": TEXT,
     "ModernBert": TEXT | {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 8},
     "ViT": IMAGE,
@@ -168,10 +170,27 @@ def test_buffers_of_long_texts_are_released(layers: CompiledLayers) -> None:
     assert all(each.is_small for each in layers._runners)
 
 
-@pytest.fixture(scope="module")
-def layers(tmp_path_factory: pytest.TempPathFactory) -> CompiledLayers:
-    model: Any = load_torch_model(save_embedder(tmp_path_factory.mktemp("bits")), kernels="plain", dtype="f32")
+@pytest.fixture(scope="module", params=["bert", "mpnet"])
+def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CompiledLayers:
+    folder = save_embedder(tmp_path_factory.mktemp("bits"), request.param)
+    model: Any = load_torch_model(folder, kernels="plain", dtype="f32")
     return CompiledLayers(*stacks_of(model.module)[0])
+
+
+def test_biases_of_long_texts_equal_those_of_torch() -> None:
+    """Longer than the largest distance with a bias of its own, and than the buffers of most runs."""
+    torch.manual_seed(4)
+    sizes = TEXT | {"max_position_embeddings": 710, "initializer_range": 0.3}
+    encoder = transformers.MPNetModel(transformers.MPNetConfig(**sizes)).eval().encoder
+    bias = relative_bias_of(encoder)
+    states = torch.randn(1, 700, 32)
+    with torch.inference_mode():
+        assert bias is not None
+        assert torch.equal(bias.of_text(700), encoder.compute_position_bias(states))
+        expected = encoder(states)[0]
+        compiled = CompiledLayers(*stacks_of(torch.nn.Sequential(encoder))[0])
+        compiled(states[:, :9], [0, 9])
+        torch.testing.assert_close(compiled(states, [0, 700]), expected, rtol=0, atol=2e-5)
 
 
 def test_threads_compute_at_once(made_once: FolderMaker) -> None:
@@ -207,8 +226,8 @@ def test_packed_weights_count_once(made_once: FolderMaker) -> None:
 
 
 def test_other_forms_are_refused_by_name(made_once: FolderMaker) -> None:
-    folder = made_once(save_embedder, family="mpnet")
-    with pytest.raises(InvalidModel, match='kernels: expected another value than "compiled", as the layers of MPNet'):
+    folder = made_once(save_family, architecture="FNetModel")
+    with pytest.raises(InvalidModel, match='kernels: expected another value than "compiled", as the layers of FNet'):
         load(folder, "compiled")
     assert load(folder, "auto").packed is None
 
@@ -265,7 +284,7 @@ def force(monkeypatch: pytest.MonkeyPatch, weights: FormatName) -> None:
 
 @needs_integers
 @pytest.mark.parametrize("weights", [each for each in INT8_FORMATS if compiles(each)])
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_int8_layers_stay_near_the_original(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, weights: FormatName
 ) -> None:
