@@ -18,7 +18,8 @@ from frameworks.pytorch.compiling.background import CompilationFailed, compile_p
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
 from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, stacks_of
-from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers, format_of
+from frameworks.pytorch.encoder_layers.layers import CompiledLayers, format_of
+from frameworks.pytorch.encoder_layers.packed_linears import INT8_FORMATS
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 
 _LENGTHS = (37, 5, 1)

@@ -16,8 +16,8 @@ class LayerForm:
 
     `query_key_value`, `up`: one Linear for all, or one for each. Two factors of `up`, the activations and what they are
     multiplied by, are a gated feed-forward block. Norms: before attention, of the sum after it, before the feed-forward
-    block, of the sum after that. `returns_tuple`: whether a layer returns its states in one. `bias`: added to the
-    scores; of a model, by `stacks_of`.
+    block, of the sum after that. `scales`: tensors [hidden size] that multiply what `output` and `down` compute.
+    `returns_tuple`: whether a layer returns its states in one. `bias`: of the scores; `stacks_of` has it of a model.
     """
 
     query_key_value: tuple[str, ...]
@@ -27,6 +27,7 @@ class LayerForm:
     down: str
     norms: tuple[str, str, str, str]
     is_gated: bool = False
+    scales: tuple[str, str] = ("", "")
     returns_tuple: bool = False
     bias: RelativeBias | None = None
 
@@ -70,6 +71,18 @@ FORMS = (
         ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
         ("mlp.fc1",), "mlp.activation_fn", "mlp.fc2", ("layernorm_before", "", "layernorm_after", ""),
     ),
+    # DINOv2.
+    LayerForm(
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
+        ("mlp.fc1",), "mlp.activation_fn", "mlp.fc2", ("norm1", "", "norm2", ""),
+        scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    ),
+    # DINOv2 with a gated feed-forward block.
+    LayerForm(
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
+        ("mlp.gate_proj", "mlp.up_proj"), "mlp.act_fn", "mlp.down_proj", ("norm1", "", "norm2", ""),
+        is_gated=True, scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    ),
 )  # fmt: skip
 
 
@@ -92,7 +105,7 @@ def stacks_of(model: torch.nn.Module) -> list[tuple[list[torch.nn.Module], Layer
 
 def _has(layer: torch.nn.Module, form: LayerForm) -> bool:
     linears = (*form.query_key_value, form.output, *form.up, form.down)
-    parts = [*linears, *filter(None, form.norms), form.activation]
+    parts = [*linears, *filter(None, (*form.norms, *form.scales)), form.activation]
     try:
         found = [attrgetter(each)(layer) for each in parts]
     except AttributeError:

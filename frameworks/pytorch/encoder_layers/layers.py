@@ -8,23 +8,19 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles, make_float
-from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.cpu_layers.packed import FilesOfWeights
 from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, epsilon_of, operation_of
+from frameworks.pytorch.encoder_layers.packed_linears import modules_of, pack_layer
 from frameworks.pytorch.encoder_layers.runner import Layer, Plan, Runner
 from frameworks.pytorch.encoder_layers.token_rows import row_of_thread
 
-if TYPE_CHECKING:
-    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
-
 _UNKNOWN = object()
 """Position embeddings of another kind."""
-INT8_FORMATS: tuple[FormatName, ...] = ("int8_weight_only", "int8_groups")
 _FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -150,46 +146,18 @@ class CompiledLayers:
 
     def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:
         form = self.form
-        up = [attrgetter(each)(layer) for each in form.up]
-        weights, biases = [each.weight for each in up], [each.bias for each in up]
-        if form.is_gated and len(up) == 1:
-            weights = list(weights[0].chunk(2))
-            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
-        ups = [self._linear([weight], [bias]) for weight, bias in zip(weights, biases, strict=True)]
-        query_key_value = [attrgetter(each)(layer) for each in form.query_key_value]
-        output, down = (attrgetter(each)(layer) for each in (form.output, form.down))
-        linears = (
-            self._linear([each.weight for each in query_key_value], [each.bias for each in query_key_value]),
-            self._linear([output.weight], [output.bias]),
-            ups[0],
-            ups[1] if len(ups) > 1 else None,
-            self._linear([down.weight], [down.bias]),
-        )
+        linears = pack_layer(layer, form, self.format_name)
         attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layer)
         window = getattr(attention, "sliding_window", None) or 1
         norms = [address for path in form.norms for address in self._norm(layer, path)]
         found = Layer(linears, tuple(norms), window - 1)
         if files is not None:
-            for (parent, name), compiled in self._modules_of(layer, found).items():
-                before = getattr(parent, name).weight
-                setattr(parent, name, compiled)
-                files.give_back(before)
+            for (parent, name), module in modules_of(layer, form, linears).items():
+                before = getattr(parent, name)
+                setattr(parent, name, module)
+                if isinstance(before, torch.nn.Linear):
+                    files.give_back(before.weight)
         return found
-
-    def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> "CompiledLinear":
-        bias = None
-        if any(each is not None for each in biases):
-            pairs = zip(weights, biases, strict=True)
-            bias = torch.cat([each.new_zeros(len(each)) if own is None else own.detach() for each, own in pairs])
-        joined = torch.cat([each.detach() for each in weights])
-        if self.format_name not in INT8_FORMATS:
-            return make_float(self.format_name, joined, bias)
-        # Encoders of floats need none of it.
-        from frameworks.pytorch.generation.weights.compiled_linears import GROUP, make_int8_groups
-
-        if joined.shape[1] % GROUP:
-            raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {GROUP}")
-        return make_int8_groups(joined, bias, self.format_name)
 
     def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:
         norm = attrgetter(path)(layer) if path else None
@@ -202,29 +170,11 @@ class CompiledLayers:
             addresses.append(0 if each is None else self._kept[-1].data_ptr())
         return addresses[0], addresses[1]
 
-    def modules(self, layers: Sequence[torch.nn.Module]) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
-        """Return the layers' Linears with the packed weights, by their parent and name."""
-        found: dict[tuple[torch.nn.Module, str], CompiledLayer] = {}
+    def modules(self, layers: Sequence[torch.nn.Module]) -> dict[tuple[torch.nn.Module, str], torch.nn.Module]:
+        """Return the modules with packed weights that take the place of the layers' own, by their parent and name."""
+        found: dict[tuple[torch.nn.Module, str], torch.nn.Module] = {}
         for layer, packed in zip(layers, self._plan.layers, strict=True):
-            found |= self._modules_of(layer, packed)
-        return found
-
-    def _modules_of(self, layer: torch.nn.Module, packed: Layer) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
-        form = self.form
-        query_key_value, output, *ups, down = packed.linears
-        replacements: tuple[tuple[tuple[str, ...], list[Any]], ...] = (
-            (form.query_key_value, _split(query_key_value, len(form.query_key_value))),
-            ((form.output,), [output]),
-            (form.up, [each for each in ups if each is not None]),
-            ((form.down,), [down]),
-        )
-        found = {}
-        for paths, linears in replacements:
-            of_path = len(linears) // len(paths)
-            for index, path in enumerate(paths):
-                parent, _, name = path.rpartition(".")
-                own = linears[index * of_path : (index + 1) * of_path]
-                found[attrgetter(parent)(layer), name] = CompiledLayer(own)
+            found |= modules_of(layer, self.form, packed.linears)
         return found
 
 
@@ -257,19 +207,6 @@ def _check_sizes(form: LayerForm, inputs: int) -> None:
 
     if len(form.query_key_value) > 1 and inputs % BLOCK:
         raise NotCompiled(f"its queries have {inputs} elements, no multiple of {BLOCK}")
-
-
-def _split(linear: Any, count: int) -> "list[CompiledLinear]":
-    """Return layers of as many outputs each, which share the packed weights of one."""
-    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
-
-    outputs, num_bytes = linear.outputs // count, len(linear.weights) // count
-    found = []
-    for index in range(count):
-        bias = None if linear.bias is None else linear.bias[index * outputs : (index + 1) * outputs]
-        weights = linear.weights[index * num_bytes : (index + 1) * num_bytes]
-        found.append(CompiledLinear(weights, (outputs, linear.inputs), bias, linear.format))
-    return found
 
 
 def _angles_of(given: Any, texts: int, shape: tuple[int, int]) -> Any:

@@ -22,7 +22,8 @@ from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
 from frameworks.pytorch.encoder_layers import choice
 from frameworks.pytorch.encoder_layers.choice import compile_layers
 from frameworks.pytorch.encoder_layers.forms import stacks_of
-from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers
+from frameworks.pytorch.encoder_layers.layers import CompiledLayers
+from frameworks.pytorch.encoder_layers.packed_linears import INT8_FORMATS
 from frameworks.pytorch.encoder_layers.relative_bias import relative_bias_of
 from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
 from tests.frameworks.conftest import FolderMaker
@@ -33,6 +34,7 @@ from tests.support.models.encoder_families import CHANGED_BY_PADDING, USABLE_POS
 from tests.support.models.late_folders import save_pylate
 from tests.support.models.text_files import TEXTS
 from tests.support.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
+from tests.support.models.vision_folders import save_image_classifier
 
 pytestmark = [pytest.mark.isa, needs_vectors]
 
@@ -106,6 +108,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "NomicBert": TEXT,
     "ModernBert": TEXT | {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 8},
     "ViT": IMAGE,
+    "Dinov2": IMAGE,
+    "Dinov2WithRegisters": IMAGE | {"use_swiglu_ffn": True},
     "CLIP": {"text_config": TEXT, "vision_config": IMAGE | {"hidden_act": "quick_gelu"}},
     "Siglip": {"text_config": TEXT, "vision_config": IMAGE},
 }
@@ -117,10 +121,12 @@ def test_models_keep_all_their_outputs(name: str) -> None:
     torch.manual_seed(3)
     config = getattr(transformers, f"{name}Config")(**OTHERS[name])
     model = getattr(transformers, f"{name}Model")(config).eval()
+    for scale in (each for part, each in model.named_parameters() if "layer_scale" in part):
+        torch.nn.init.uniform_(scale, -2, 2)
     ids, pixels = torch.randint(3, 50, (3, 23)), torch.randn(2, 3, 32, 32)
     masks = [torch.ones_like(ids), torch.arange(23).expand(3, -1).lt(torch.tensor([[23], [5], [11]])).long()]
     inputs: list[dict[str, Any]] = [{"input_ids": ids, "attention_mask": mask} for mask in masks]
-    if name == "ViT":
+    if OTHERS[name].get("image_size"):
         inputs = [{"pixel_values": pixels}]
     elif name in ("CLIP", "Siglip"):
         inputs = [each | {"pixel_values": pixels} for each in inputs]
@@ -138,6 +144,19 @@ def _tensors(output: Any) -> list[torch.Tensor]:
         return [output]
     values = output.values() if hasattr(output, "values") else output
     return [each for value in values if value is not None for each in _tensors(value)]
+
+
+def test_torch_computes_packed_scales_once() -> None:
+    torch.manual_seed(3)
+    model = transformers.Dinov2Model(transformers.Dinov2Config(**IMAGE)).eval()
+    for layer in model.encoder.layer:
+        torch.nn.init.uniform_(layer.layer_scale1.lambda1, -2, 2)
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        expected = model(pixel_values=pixels).last_hidden_state
+        [compiled] = compile_layers(model, "compiled")
+        compiled.is_used = False
+        torch.testing.assert_close(model(pixel_values=pixels).last_hidden_state, expected, rtol=0, atol=2e-5)
 
 
 def test_vectors_of_tokens_equal_those_of_torch(made_once: FolderMaker) -> None:
@@ -311,6 +330,16 @@ def test_int8_layers_are_compared_with_the_original(
     report = model.spec.quantization
     assert 0.99 < report.cosine_min < 1 - 1e-7
     assert report.bytes_after < report.bytes_before
+
+
+@needs_integers
+def test_int8_originals_keep_their_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scales of DINOv2 are in its packed weights."""
+    force(monkeypatch, "int8_groups")
+    save_image_classifier(tmp_path, "dinov2", hidden_size=32, layerscale_value=0.1)
+    report = load(tmp_path, "auto", dtype="int8", min_cosine=0.0, cache_dir=tmp_path / "cache").spec.quantization
+    assert report.kernel == "compiled"
+    assert report.cosine_min > 0.99
 
 
 @needs_integers
