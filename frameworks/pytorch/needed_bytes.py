@@ -5,13 +5,15 @@ import torch
 from frameworks.core.devices import Device
 from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
 from frameworks.pytorch import device_kernels, kernels
-from frameworks.pytorch.compiled.cpu_features import lanes
+from frameworks.pytorch.compiled.cpu_features import AVX512_LANES, lanes
 from frameworks.pytorch.encoders.images.folders import find_images
 from frameworks.pytorch.encoders.loading import ModelFiles
 from frameworks.pytorch.loader import DTYPES, default_dtype
 from frameworks.pytorch.weights import WeightFiles
 
 _INT8_BYTES_PER_ELEMENT = 2
+_THREE_PARTS_BYTES = 6
+"""Of a float32 weight as three bfloat16, see compiled/dtypes/float32_bfloat16x3.py."""
 _HOST = Device("cpu", 0, "", 0, 0)
 
 
@@ -39,6 +41,8 @@ class NeededBytes:
             weights += packed.held_bytes if keeps_bits else packed.elements * weight_size
             # Float8 has no kernels on a CPU.
             weights += packed.float_elements * (weight_size - 1) if kind == "cpu" else 0
+        if kind == "cpu" and dtype == "f32" and not files.config.generates and _has_three_parts(files.entry):
+            weights += files.weights.elements * (_THREE_PARTS_BYTES - size)
         more_bytes = self._kv_bytes if files.config.generates else self._state_bytes
         return weights + more_bytes(files, dtype, kind) + _adapter_elements(files.entry) * size
 
@@ -68,6 +72,11 @@ class NeededBytes:
 
     def _quantizes(self, entry: TorchModelEntry) -> bool:
         return entry.dtype in ("int8", "int4") and self._performance.enable_quantization
+
+
+def _has_three_parts(entry: TorchModelEntry) -> bool:
+    """Return whether the float32 weights of an encoder may be packed for AMX. Imports no numba."""
+    return entry.kernels in ("auto", "compiled") and lanes() == AVX512_LANES and torch.cpu._is_amx_tile_supported()
 
 
 def dtype_of(entry: TorchModelEntry) -> str | None:

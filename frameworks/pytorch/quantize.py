@@ -112,14 +112,15 @@ def quantize_encoder(
         int8s: dict[tuple[torch.nn.Module, str], torch.nn.Module] = {}
         for each, layers in compiled.items():
             int8s |= each.modules(layers)
-        linears = {location: each for location, each in linears.items() if location in int8s}
+        replaced = {location: getattr(*location) for location in int8s}
         for each, layers in compiled.items():
             each.install(layers)
     else:
         int8s = dict(_quantized(linears, choice.kernel))
+        replaced = dict(linears)
 
     def measure(_: Path) -> QuantizationReport:
-        originals = {location: make() if (make := packer_of(each)) else each for location, each in linears.items()}
+        originals = {location: make() if (make := packer_of(each)) else each for location, each in replaced.items()}
         found = _measured(encoder, make_batches(), originals, int8s, compiled).report(
             "int8", weights.file_bytes, held_bytes(model)
         )

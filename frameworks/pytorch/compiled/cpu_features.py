@@ -8,7 +8,8 @@ import torch
 
 from frameworks.pytorch.openmp import parallel_library
 
-_LANES = {"AVX512": 16, "AVX2": 8}
+AVX512_LANES = 16
+_LANES = {"AVX512": AVX512_LANES, "AVX2": 8}
 _ARM_LANES = 4
 
 

@@ -17,8 +17,9 @@ from frameworks.pytorch.compiled.matmul.float_linears import compiles
 from frameworks.pytorch.compiling.background import CompilationFailed, compile_parts
 from frameworks.pytorch.compiling.parts import ENCODER
 from frameworks.pytorch.cpu_layers.packed import pack_layers
-from frameworks.pytorch.encoder_layers.forms import NotCompiled, stacks_of
-from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS, CompiledLayers, format_of
+from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, stacks_of
+from frameworks.pytorch.encoder_layers.layers import CompiledLayers, formats_of
+from frameworks.pytorch.encoder_layers.packed_linears import INT8_FORMATS
 from frameworks.pytorch.kernels import shortest_seconds_beside_steps
 
 _LENGTHS = (37, 5, 1)
@@ -39,7 +40,7 @@ def code_of_layers(model: torch.nn.Module, wanted: Kernels, name: str) -> "Futur
     parts = set()
     for layers, form in stacks_of(model) if wanted == "auto" else ():
         try:
-            parts.add(format_of(layers, form))
+            parts.update(formats_of(layers, form))
         except NotCompiled:
             continue
     return compile_parts({ENCODER, *parts}, name) if parts else None
@@ -57,11 +58,13 @@ def compile_layers(model: torch.nn.Module, wanted: Kernels) -> list[CompiledLaye
     found = []
     for layers, form in stacks_of(model):
         try:
-            first = CompiledLayers(layers[:1], form)
-            _check(first, layers[0])
-            if wanted == "auto" and not _is_faster(first, layers[0]):
+            first = [CompiledLayers(layers[:1], form, weights=each) for each in formats_of(layers, form)]
+            for compiled in first:
+                _check(compiled, layers[0])
+            fastest = _fastest(first, _rival_of(layers[0]) if wanted == "auto" else None)
+            if fastest is None:
                 continue
-            found.append(CompiledLayers(layers, form, model))
+            found.append(CompiledLayers(layers, form, model, fastest.format_name))
             found[-1].install(layers)
         except NotCompiled as error:
             reason = str(error)
@@ -82,7 +85,7 @@ def int8_layers(
     found = {}
     for layers, form in stacks_of(model) if names else ():
         try:
-            format_of(layers, form)
+            formats_of(layers, form)
             code = compile_parts({ENCODER, *names}, name)
             if code is not None:
                 code.result()
@@ -107,49 +110,64 @@ def _check(compiled: CompiledLayers, layer: torch.nn.Module, tolerance: float | 
     with torch.inference_mode():
         found = compiled(states, starts, rope)
     for start, end in itertools.pairwise(starts):
-        expected = _run(layer, states[:, start:end], rope[0], slice(start, end))
+        text = states[:, start:end]
+        expected = _run(layer, text, _positions(text, rope[0], slice(start, end), compiled.form), compiled.form)
         error = float((found[:, start:end] - expected).abs().max() / expected.abs().max())
         if not error <= (tolerance or _TOLERANCE[dtype]):
             raise NotCompiled(f"the states of a compiled layer differ by {error:.2g} of their largest element")
 
 
-def _is_faster(compiled: CompiledLayers, layer: torch.nn.Module) -> bool:
-    """Return whether compiled code takes less time than torch's kernels, of which the faster ones are compared."""
+def _rival_of(layer: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a layer with torch's kernels, of which the faster ones are used."""
     rival = deepcopy(layer)
     pack_layers(rival, "auto")
-    return _fastest([compiled], rival) is not None
+    return rival
 
 
-def _fastest(compiled: Sequence[CompiledLayers], rival: torch.nn.Module) -> CompiledLayers | None:
+def _fastest(compiled: Sequence[CompiledLayers], rival: torch.nn.Module | None) -> CompiledLayers | None:
     """Return those that take the least time, in all _TIMED_ROWS; None where the rival is as fast."""
+    if rival is None and len(compiled) == 1:
+        return compiled[0]
     seconds: Counter[str] = Counter()
+    form, takes_angles = compiled[0].form, rival is not None and _takes_angles(rival)
     for rows in _TIMED_ROWS:
         states = torch.ones(1, rows, compiled[0].hidden_size, dtype=compiled[0].dtype)
         angles = torch.ones(1, rows, compiled[0].head_size)
-        rope = (angles, angles) if _takes_angles(rival) else None
+        rope = (angles, angles) if takes_angles else None
         runs: dict[str, Callable[[], Any]] = {
             each.format_name: partial(each, states, [0, rows], [rope]) for each in compiled
         }
-        runs[_RIVAL] = partial(_run, rival, states, rope, slice(0, rows))
+        if rival is not None:
+            runs[_RIVAL] = partial(_run, rival, states, _positions(states, rope, slice(0, rows), form), form)
         seconds.update(shortest_seconds_beside_steps(runs))
     fastest = min(compiled, key=lambda each: seconds[each.format_name])
-    return fastest if seconds[fastest.format_name] < _MAX_TIME * seconds[_RIVAL] else None
+    is_chosen = rival is None or seconds[fastest.format_name] < _MAX_TIME * seconds[_RIVAL]
+    return fastest if is_chosen else None
 
 
 def _takes_angles(layer: torch.nn.Module) -> bool:
     return "position_embeddings" in signature(layer.forward).parameters
 
 
-def _run(layer: torch.nn.Module, states: torch.Tensor, angles: Any, rows: slice) -> torch.Tensor:
-    """Return the states of a text after a layer without a mask. Raises NotCompiled where that does not run."""
-    rope = {}
+def _positions(states: torch.Tensor, angles: Any, rows: slice, form: LayerForm) -> dict[str, Any]:
+    """Return what a layer gets of the positions in a text, by the name of the argument."""
+    positions: dict[str, Any] = {}
     if angles is not None:
-        rope["position_embeddings"] = tuple(each[:, rows].to(states.dtype) for each in angles)
+        positions["position_embeddings"] = tuple(each[:, rows].to(states.dtype) for each in angles)
+    if form.bias is not None:
+        positions["position_bias"] = form.bias.of_text(states.shape[1])
+    return positions
+
+
+def _run(layer: torch.nn.Module, states: torch.Tensor, positions: dict[str, Any], form: LayerForm) -> torch.Tensor:
+    """Return the states of a text after a layer without a mask. Raises NotCompiled where that does not run."""
     try:
         with torch.inference_mode():
-            found = layer(states, attention_mask=None, **rope)
+            found = layer(states, attention_mask=None, **positions)
     except Exception as error:
         raise NotCompiled(f"its layers need more than states: {error}") from error
+    if form.returns_tuple and isinstance(found, tuple):
+        found = found[0]
     if not isinstance(found, torch.Tensor):
         raise NotCompiled("its layers return more than states")
     return found

@@ -1,11 +1,13 @@
 """The forms of transformers' layers that are compiled: where a layer has the parts that its tokens pass."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
 import torch
+
+from frameworks.pytorch.encoder_layers.relative_bias import RelativeBias, relative_bias_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,8 @@ class LayerForm:
 
     `query_key_value`, `up`: one Linear for all, or one for each. Two factors of `up`, the activations and what they are
     multiplied by, are a gated feed-forward block. Norms: before attention, of the sum after it, before the feed-forward
-    block, of the sum after that.
+    block, of the sum after that. `scales`: tensors [hidden size] that multiply what `output` and `down` compute.
+    `returns_tuple`: whether a layer returns its states in one. `bias`: of the scores; `stacks_of` has it of a model.
     """
 
     query_key_value: tuple[str, ...]
@@ -24,6 +27,9 @@ class LayerForm:
     down: str
     norms: tuple[str, str, str, str]
     is_gated: bool = False
+    scales: tuple[str, str] = ("", "")
+    returns_tuple: bool = False
+    bias: RelativeBias | None = None
 
 
 FORMS = (
@@ -37,6 +43,12 @@ FORMS = (
     LayerForm(
         ("attention.q_lin", "attention.k_lin", "attention.v_lin"), "attention.out_lin",
         ("ffn.lin1",), "ffn.activation", "ffn.lin2", ("", "sa_layer_norm", "", "output_layer_norm"),
+    ),
+    # MPNet.
+    LayerForm(
+        ("attention.attn.q", "attention.attn.k", "attention.attn.v"), "attention.attn.o",
+        ("intermediate.dense",), "intermediate.intermediate_act_fn", "output.dense",
+        ("", "attention.LayerNorm", "", "output.LayerNorm"), returns_tuple=True,
     ),
     # ModernBERT.
     LayerForm(
@@ -59,6 +71,18 @@ FORMS = (
         ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
         ("mlp.fc1",), "mlp.activation_fn", "mlp.fc2", ("layernorm_before", "", "layernorm_after", ""),
     ),
+    # DINOv2.
+    LayerForm(
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
+        ("mlp.fc1",), "mlp.activation_fn", "mlp.fc2", ("norm1", "", "norm2", ""),
+        scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    ),
+    # DINOv2 with a gated feed-forward block.
+    LayerForm(
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
+        ("mlp.gate_proj", "mlp.up_proj"), "mlp.act_fn", "mlp.down_proj", ("norm1", "", "norm2", ""),
+        is_gated=True, scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    ),
 )  # fmt: skip
 
 
@@ -68,14 +92,20 @@ class NotCompiled(Exception):
 
 def stacks_of(model: torch.nn.Module) -> list[tuple[list[torch.nn.Module], LayerForm]]:
     """Return the layers of each encoder in a model, and their form. None of them may be there."""
-    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
-    equal = [each for each in lists if len({type(layer) for layer in each}) == 1]
-    return [(list(each), form) for each in equal for form in FORMS if all(_has(layer, form) for layer in each)]
+    children = [(parent, each) for parent in model.modules() for each in parent.children()]
+    lists = [(parent, each) for parent, each in children if isinstance(each, torch.nn.ModuleList)]
+    equal = [(parent, list(each)) for parent, each in lists if len({type(layer) for layer in each}) == 1]
+    return [
+        (layers, replace(form, bias=relative_bias_of(parent)))
+        for parent, layers in equal
+        for form in FORMS
+        if all(_has(layer, form) for layer in layers)
+    ]
 
 
 def _has(layer: torch.nn.Module, form: LayerForm) -> bool:
     linears = (*form.query_key_value, form.output, *form.up, form.down)
-    parts = [*linears, *filter(None, form.norms), form.activation]
+    parts = [*linears, *filter(None, (*form.norms, *form.scales)), form.activation]
     try:
         found = [attrgetter(each)(layer) for each in parts]
     except AttributeError:

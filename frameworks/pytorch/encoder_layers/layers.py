@@ -8,36 +8,36 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles, make_float
-from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
+from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.cpu_layers.packed import FilesOfWeights
 from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, epsilon_of, operation_of
+from frameworks.pytorch.encoder_layers.packed_linears import modules_of, pack_layer
 from frameworks.pytorch.encoder_layers.runner import Layer, Plan, Runner
 from frameworks.pytorch.encoder_layers.token_rows import row_of_thread
 
-if TYPE_CHECKING:
-    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
-
 _UNKNOWN = object()
 """Position embeddings of another kind."""
-INT8_FORMATS: tuple[FormatName, ...] = ("int8_weight_only", "int8_groups")
-_FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_FORMATS: dict[torch.dtype, tuple[FormatName, ...]] = {
+    torch.float32: ("float32", "float32_bfloat16x3"),
+    torch.bfloat16: ("bfloat16",),
+}
+"""By dtype of the weights: the formats that keep their precision."""
 
 
-def format_of(layers: Sequence[torch.nn.Module], form: LayerForm) -> FormatName:
-    """Return the format of the layers' weights. Raises NotCompiled."""
+def formats_of(layers: Sequence[torch.nn.Module], form: LayerForm) -> list[FormatName]:
+    """Return the formats of this CPU that keep the precision of the layers' weights. Raises NotCompiled."""
     weights = [attrgetter(path)(layer).weight for layer in layers for path in (*form.query_key_value, form.output)]
     dtype, device = weights[0].dtype, weights[0].device
-    name = _FORMATS.get(dtype)
-    if name is None or device.type != "cpu" or not compiles(name) or {each.dtype for each in weights} != {dtype}:
+    names = [each for each in _FORMATS.get(dtype, ()) if compiles(each)]
+    if not names or device.type != "cpu" or {each.dtype for each in weights} != {dtype}:
         raise NotCompiled(f"there are no kernels for {str(dtype).removeprefix('torch.')} on this device")
     if len({each.shape for each in weights[: len(form.query_key_value)]}) > 1:
         raise NotCompiled("its keys have fewer heads than its queries")
-    return name
+    return names
 
 
 class _Thread(threading.local):
@@ -58,16 +58,16 @@ class CompiledLayers:
         weights: FormatName | None = None,
     ) -> None:
         """`model`: that of the layers, whose Linears get the packed weights one by one; None: it stays as it is.
-        `weights`: a format of int8 in groups, to which they are quantized; None: they keep their dtype.
+        `weights`: their format; None: the first one that keeps their precision.
 
         Raises NotCompiled.
         """
         attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layers[0])
-        self.format_name = weights or format_of(layers, form)
+        self.format_name = weights or formats_of(layers, form)[0]
         weight = attrgetter(form.output)(layers[0]).weight
         if getattr(attention, "is_causal", False) or getattr(attention, "is_decoder", False):
             raise NotCompiled("its tokens do not see later ones")
-        self._form, self.dtype = form, weight.dtype
+        self.form, self.dtype = form, weight.dtype
         self.hidden_size, inputs = weight.shape
         self.head_size = int(getattr(attention, "attention_head_size", 0) or getattr(attention, "head_dim", 0))
         if not self.head_size or inputs % self.head_size:
@@ -85,6 +85,7 @@ class CompiledLayers:
             epsilon,
             scale,
             operation,
+            form.bias.of_distances if form.bias is not None else None,
         )
         self._thread = _Thread()
         self._runners: list[Runner] = []
@@ -100,6 +101,8 @@ class CompiledLayers:
         for index, layer in enumerate(own):
             layer.compiled, layer.compiled_index = self, index
             layer.__class__ = _compiled_class(type(layer))  # type: ignore[arg-type]
+        if self.form.bias is not None:
+            self.form.bias.install()
 
     def __call__(
         self, states: torch.Tensor, starts: list[int], angles: Sequence[Any] = (), only: int | None = None
@@ -136,56 +139,29 @@ class CompiledLayers:
                 raise RuntimeError("the layers need more than their states")  # torch's way would mix the texts
             return original(states, *others, **named)
         if row is None:
-            return self(states, list(range(0, texts * tokens + 1, max(1, tokens))), [angles], index)
+            found = self(states, list(range(0, texts * tokens + 1, max(1, tokens))), [angles], index)
+            return (found,) if self.form.returns_tuple else found
         if index == 0:
             self._thread.angles = []
         self._thread.angles.append(angles)
-        if index < len(self._plan.layers) - 1:
-            return states
-        return self(states, row.starts.tolist(), self._thread.angles)
+        if index == len(self._plan.layers) - 1:
+            states = self(states, row.starts.tolist(), self._thread.angles)
+        return (states,) if self.form.returns_tuple else states
 
     def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:
-        form = self._form
-        up = [attrgetter(each)(layer) for each in form.up]
-        weights, biases = [each.weight for each in up], [each.bias for each in up]
-        if form.is_gated and len(up) == 1:
-            weights = list(weights[0].chunk(2))
-            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
-        ups = [self._linear([weight], [bias]) for weight, bias in zip(weights, biases, strict=True)]
-        query_key_value = [attrgetter(each)(layer) for each in form.query_key_value]
-        output, down = (attrgetter(each)(layer) for each in (form.output, form.down))
-        linears = (
-            self._linear([each.weight for each in query_key_value], [each.bias for each in query_key_value]),
-            self._linear([output.weight], [output.bias]),
-            ups[0],
-            ups[1] if len(ups) > 1 else None,
-            self._linear([down.weight], [down.bias]),
-        )
+        form = self.form
+        linears = pack_layer(layer, form, self.format_name)
         attention = attrgetter(form.query_key_value[0].rpartition(".")[0])(layer)
         window = getattr(attention, "sliding_window", None) or 1
         norms = [address for path in form.norms for address in self._norm(layer, path)]
         found = Layer(linears, tuple(norms), window - 1)
         if files is not None:
-            for (parent, name), compiled in self._modules_of(layer, found).items():
-                before = getattr(parent, name).weight
-                setattr(parent, name, compiled)
-                files.give_back(before)
+            for (parent, name), module in modules_of(layer, form, linears).items():
+                before = getattr(parent, name)
+                setattr(parent, name, module)
+                if isinstance(before, torch.nn.Linear):
+                    files.give_back(before.weight)
         return found
-
-    def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> "CompiledLinear":
-        bias = None
-        if any(each is not None for each in biases):
-            pairs = zip(weights, biases, strict=True)
-            bias = torch.cat([each.new_zeros(len(each)) if own is None else own.detach() for each, own in pairs])
-        joined = torch.cat([each.detach() for each in weights])
-        if self.format_name not in INT8_FORMATS:
-            return make_float(self.format_name, joined, bias)
-        # Encoders of floats need none of it.
-        from frameworks.pytorch.generation.weights.compiled_linears import GROUP, make_int8_groups
-
-        if joined.shape[1] % GROUP:
-            raise NotCompiled(f"a layer has {joined.shape[1]} inputs, no multiple of {GROUP}")
-        return make_int8_groups(joined, bias, self.format_name)
 
     def _norm(self, layer: torch.nn.Module, path: str) -> tuple[int, int]:
         norm = attrgetter(path)(layer) if path else None
@@ -198,29 +174,11 @@ class CompiledLayers:
             addresses.append(0 if each is None else self._kept[-1].data_ptr())
         return addresses[0], addresses[1]
 
-    def modules(self, layers: Sequence[torch.nn.Module]) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
-        """Return the layers' Linears with the packed weights, by their parent and name."""
-        found: dict[tuple[torch.nn.Module, str], CompiledLayer] = {}
+    def modules(self, layers: Sequence[torch.nn.Module]) -> dict[tuple[torch.nn.Module, str], torch.nn.Module]:
+        """Return the modules with packed weights that take the place of the layers' own, by their parent and name."""
+        found: dict[tuple[torch.nn.Module, str], torch.nn.Module] = {}
         for layer, packed in zip(layers, self._plan.layers, strict=True):
-            found |= self._modules_of(layer, packed)
-        return found
-
-    def _modules_of(self, layer: torch.nn.Module, packed: Layer) -> dict[tuple[torch.nn.Module, str], CompiledLayer]:
-        form = self._form
-        query_key_value, output, *ups, down = packed.linears
-        replacements: tuple[tuple[tuple[str, ...], list[Any]], ...] = (
-            (form.query_key_value, _split(query_key_value, len(form.query_key_value))),
-            ((form.output,), [output]),
-            (form.up, [each for each in ups if each is not None]),
-            ((form.down,), [down]),
-        )
-        found = {}
-        for paths, linears in replacements:
-            of_path = len(linears) // len(paths)
-            for index, path in enumerate(paths):
-                parent, _, name = path.rpartition(".")
-                own = linears[index * of_path : (index + 1) * of_path]
-                found[attrgetter(parent)(layer), name] = CompiledLayer(own)
+            found |= modules_of(layer, self.form, packed.linears)
         return found
 
 
@@ -253,19 +211,6 @@ def _check_sizes(form: LayerForm, inputs: int) -> None:
 
     if len(form.query_key_value) > 1 and inputs % BLOCK:
         raise NotCompiled(f"its queries have {inputs} elements, no multiple of {BLOCK}")
-
-
-def _split(linear: Any, count: int) -> "list[CompiledLinear]":
-    """Return layers of as many outputs each, which share the packed weights of one."""
-    from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
-
-    outputs, num_bytes = linear.outputs // count, len(linear.weights) // count
-    found = []
-    for index in range(count):
-        bias = None if linear.bias is None else linear.bias[index * outputs : (index + 1) * outputs]
-        weights = linear.weights[index * num_bytes : (index + 1) * num_bytes]
-        found.append(CompiledLinear(weights, (outputs, linear.inputs), bias, linear.format))
-    return found
 
 
 def _angles_of(given: Any, texts: int, shape: tuple[int, int]) -> Any:

@@ -1,7 +1,7 @@
 """Run the compiled layers of a model on the rows of some texts."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The layers of a model. `sizes`: of a state, heads, size of a head. `operation`: of an epilogue, the
-    activation function.
+    activation function. `bias`: of the distances in texts of so many tokens, float32 [heads, 2 * tokens - 1], which are
+    added to the scores; None without.
     """
 
     layers: Sequence[Layer]
@@ -39,6 +40,7 @@ class Plan:
     epsilon: float
     scale: float
     operation: int
+    bias: Callable[[int], torch.Tensor] | None = None
 
 
 class Runner:
@@ -64,6 +66,7 @@ class Runner:
         self._rows = self._blocks = self._threads = 0
         self._buffers: dict[str, Any] = {}
         self._gemms: Any = None
+        self._bias: torch.Tensor | None = None
 
     @property
     def is_small(self) -> bool:
@@ -152,6 +155,9 @@ class Runner:
         arguments = self._region.arguments
         for name in ("states", "normed", "heads", "attended", "cache", "scratch"):
             arguments[getattr(names, name.upper())] = self._buffers[name].ctypes.data
+        if plan.bias is not None:
+            self._bias = plan.bias(self._rows)
+            arguments[names.LONGEST], arguments[names.BIAS] = self._rows, self._bias.data_ptr()
         arguments[names.HIDDEN] = size
         arguments[names.NUM_HEADS], arguments[names.HEAD_SIZE] = num_heads, head_size
         arguments[names.SCRATCH_BYTES] = self._scratch_bytes

@@ -78,12 +78,12 @@ def _blocks_adder(rows: int) -> Any:
         """Add up to BLOCKS_AT_ONCE blocks of keys and values to adjacent rows of a tile, `first` of them the first.
 
         `scratch`: addresses of the queries, sums, states and softmax weights. `cache`: addresses of keys and values,
-        block table, bytes from block to block. `span`: the first block, their end, the window, 0 for none, and the keys
-        of the sequence.
+        block table, bytes from block to block. `span`: the first block, their end, the window, 0 for none, the keys of
+        the sequence, and the bias of `attend_to_keys`.
         """
         queries, sums, states, weights = scratch
         keys, values, blocks, block_bytes = cache
-        start, end, window, length = span
+        start, end, window, length, bias = span
         size, row_bytes = sizes
         own_states = states + 4 * STATE_FLOATS * first
         last_key = min(pointer_to_integers(own_states + 4 * STATE_FLOATS * (rows - 1))[KEY_END], length)
@@ -102,6 +102,9 @@ def _blocks_adder(rows: int) -> Any:
             begin = last - window if window else 0
             own_scores = weights + _SCORES_BYTES * row
             visible_end = min(last, last_key - start * KEYS)
+            if bias:
+                added = min(visible_end, (end - start) * KEYS)
+                _add_bias(own_scores, bias + 4 * (start * KEYS - first - row), added)
             pointer_to_floats(factors)[row] = softmax_row(own_scores, state, begin, visible_end, end - start)
         for index in range(start, end):
             own_values, own_weights = values + block_table[index] * block_bytes, weights + 4 * KEYS * (index - start)
@@ -128,20 +131,22 @@ def attend_by_vectors(queries: int, out: int, scratch: int, tile: Any, sizes: An
     """
     tokens, heads, position, window = tile
     visible = (position + 1, 1, window, position + tokens)
-    attend_to_keys(queries, out, scratch, (tokens, heads, visible), sizes, cache, scale)
+    attend_to_keys(queries, out, scratch, (tokens, heads, visible, 0), sizes, cache, scale)
 
 
 @strict_math
 def attend_to_keys(queries: int, out: int, scratch: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
-    """Compute softmax(scale · Q·K) · V for some heads of adjacent tokens of a sequence.
+    """Compute softmax(scale · Q·K + bias) · V for some heads of adjacent tokens of a sequence.
 
     `queries`, `out`: addresses of the first head of the first token, float32. `scratch`: of `scratch_bytes`. `tile`:
     tokens, heads, and what is visible: position behind the last key that the first token sees, what each further token
-    adds to it (0 or 1), how many keys before that position a token sees (0: all), keys of the sequence. `sizes`: of a
-    head, bytes from token to token of the queries, and of `out`. `cache`: addresses of the keys, [head size, KEYS], and
-    of the values of the head in block 0, of the block table (int64), bytes from block to block, dtype.
+    adds to it (0 or 1), how many keys before that position a token sees (0: all), keys of the sequence; then the bias,
+    0 without: of one head, the address of the first token's float32 for key 0, from which that of the next token for
+    key 0 is one element lower. `sizes`: of a head, bytes from token to token of the queries, and of `out`. `cache`:
+    addresses of the keys, [head size, KEYS], and of the values of the head in block 0, of the block table (int64),
+    bytes from block to block, dtype.
     """
-    tokens, heads, (key_end, step, window, length) = tile
+    tokens, heads, (key_end, step, window, length), bias = tile
     size, query_bytes, out_bytes = sizes
     keys, values, blocks, block_bytes, dtype = cache
     rows, row_bytes = tokens * heads, _row_bytes(size)
@@ -172,7 +177,7 @@ def attend_to_keys(queries: int, out: int, scratch: int, tile: Any, sizes: Any, 
                 _widen(keys + offset, wide_keys, size, KEYS, 4 * KEYS, dtype)
             own_keys, own_values, own_bytes = wide_keys if copies_keys else keys + offset, wide_values, 0
         own_cache = (own_keys, own_values, blocks, own_bytes)
-        span = (first, next_first, window, length)
+        span = (first, next_first, window, length, bias)
         done = 0
         while _HAS_EIGHT and rows - done >= _EIGHT:
             _add_blocks8(own_scratch, done, own_cache, (size, row_bytes), span)
@@ -187,6 +192,13 @@ def attend_to_keys(queries: int, out: int, scratch: int, tile: Any, sizes: Any, 
             _add_blocks1(own_scratch, done, own_cache, (size, row_bytes), span)
         first = next_first
     finish_rows(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
+
+
+@strict_math
+def _add_bias(scores: int, bias: int, count: int) -> None:
+    own, added = pointer_to_floats(scores), pointer_to_floats(bias)
+    for key in range(count):
+        own[key] += added[key]
 
 
 @strict_math

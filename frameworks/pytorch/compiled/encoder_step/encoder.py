@@ -19,6 +19,7 @@ from frameworks.pytorch.compiled.encoder_step.encoder_arguments import (
     ATTENDED,
     ATTENDED_NORM,
     ATTENTION_NORM,
+    BIAS,
     BLOCK_FIELDS,
     BLOCK_ROW,
     BLOCK_TOKENS,
@@ -40,6 +41,7 @@ from frameworks.pytorch.compiled.encoder_step.encoder_arguments import (
     LAST_NORM,
     LAYERS,
     LENGTH,
+    LONGEST,
     NORMED,
     NUM_BLOCKS,
     NUM_COLUMNS,
@@ -133,11 +135,15 @@ def _attend_tiles(arguments: Any, layer: int, thread: int, threads: int) -> None
         visible = (length, 0, 0, length)
         if window:
             visible = (tiles[tile + POSITION] + 1 + window, 1, 2 * window + 1, length)
+        bias = 0
+        if arguments[BIAS]:
+            distance = arguments[LONGEST] - 1 - tiles[tile + POSITION]
+            bias = arguments[BIAS] + 4 * (head * (2 * arguments[LONGEST] - 1) + distance)
         attend_to_keys(
             arguments[HEADS] + (3 * heads * row + head) * head_bytes,
             arguments[ATTENDED] + (heads * row + head) * head_bytes,
             scratch,
-            (tokens, 1, visible),
+            (tokens, 1, visible, bias),
             (size, 3 * heads * head_bytes, heads * head_bytes),
             (keys, keys + heads * KEYS * head_bytes, tiles[tile + FIRST_BLOCK], block_bytes, FLOAT32),
             scale,

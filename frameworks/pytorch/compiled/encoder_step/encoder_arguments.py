@@ -5,13 +5,15 @@ from frameworks.pytorch.compiled.parallel import NUM_RESERVED
 
 (
     ROWS, LAYERS, HIDDEN, NUM_HEADS, HEAD_SIZE, SCRATCH_BYTES, TABLE, GEMMS, CONSTANTS, NUM_TILES, TILES, NUM_BLOCKS,
-    BLOCKS, STATES, NORMED, HEADS, ATTENDED, CACHE, SCRATCH, NUM_ENCODER_ARGUMENTS,
-) = range(NUM_RESERVED, NUM_RESERVED + 20)  # fmt: skip
+    BLOCKS, LONGEST, BIAS, STATES, NORMED, HEADS, ATTENDED, CACHE, SCRATCH, NUM_ENCODER_ARGUMENTS,
+) = range(NUM_RESERVED, NUM_RESERVED + 22)  # fmt: skip
 """Sizes, then addresses:
 
 - `TABLE`: int64 [layers, NUM_COLUMNS]. `GEMMS`: int64 [GEMMS_OF_LAYER * layers, GEMM_COLUMNS], the arguments of each
   GEMM. `CONSTANTS`: float32, epsilon of the norms and the scale of the scores.
 - Of the texts: `TILES`: int64 [tiles, TILE_FIELDS]. `BLOCKS`: int64 [blocks, BLOCK_FIELDS], the blocks of keys.
+- `BIAS`: float32 [heads, 2 * LONGEST - 1], what is added to a score by the positions of key - query, from 1 - LONGEST
+  on; 0 without.
 - For the work, float32: `STATES` and `NORMED` [rows, hidden], `HEADS` [rows, query and key and value heads, head size],
   `ATTENDED` [rows, heads, head size], `CACHE` [blocks, keys and values, heads, head size * KEYS], `SCRATCH` for
   attention, `SCRATCH_BYTES` for each thread.

@@ -9,7 +9,7 @@ import torch
 
 from frameworks.pytorch.compiled.cpu_features import has_integers, lanes
 from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles, make_float
-from frameworks.pytorch.encoder_layers.layers import INT8_FORMATS
+from frameworks.pytorch.encoder_layers.packed_linears import INT8_FORMATS
 from frameworks.pytorch.generation.weights import compiled_linears
 
 _NAMES: tuple[FormatName, ...] = ("float32", "float32_bfloat16x3", "float16", "bfloat16")
