@@ -21,6 +21,8 @@ from frameworks.pytorch.encoder_layers.token_rows import row_of_thread
 
 _UNKNOWN = object()
 """Position embeddings of another kind."""
+_ROUNDING_FORMATS: tuple[FormatName, ...] = ("bfloat16", "int8_weight_only")
+"""Those whose activations are bfloat16 with AMX."""
 _FORMATS: dict[torch.dtype, FormatName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -82,6 +84,7 @@ class CompiledLayers:
             scale,
             operation,
             form.bias.of_distances if form.bias is not None else None,
+            self.format_name in _ROUNDING_FORMATS,
         )
         self._thread = _Thread()
         self._runners: list[Runner] = []
