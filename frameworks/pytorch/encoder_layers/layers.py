@@ -26,6 +26,8 @@ _FORMATS: dict[torch.dtype, tuple[FormatName, ...]] = {
     torch.bfloat16: ("bfloat16",),
 }
 """By dtype of the weights: the formats that keep their precision."""
+_ROUNDING_FORMATS: tuple[FormatName, ...] = ("bfloat16", "int8_weight_only")
+"""Those whose activations are bfloat16 with AMX."""
 
 
 def formats_of(layers: Sequence[torch.nn.Module], form: LayerForm) -> list[FormatName]:
@@ -86,6 +88,7 @@ class CompiledLayers:
             scale,
             operation,
             form.bias.of_distances if form.bias is not None else None,
+            self.format_name in _ROUNDING_FORMATS,
         )
         self._thread = _Thread()
         self._runners: list[Runner] = []

@@ -32,7 +32,7 @@ class Layer:
 class Plan:
     """The layers of a model. `sizes`: of a state, heads, size of a head. `operation`: of an epilogue, the
     activation function. `bias`: of the distances in texts of so many tokens, float32 [heads, 2 * tokens - 1], which are
-    added to the scores; None without.
+    added to the scores; None without. `rounds_rows`: whether activations of the GEMMs are bfloat16.
     """
 
     layers: Sequence[Layer]
@@ -41,13 +41,15 @@ class Plan:
     scale: float
     operation: int
     bias: Callable[[int], torch.Tensor] | None = None
+    rounds_rows: bool = False
 
 
 class Runner:
     """The buffers of a run. Used by one thread at a time."""
 
     def __init__(self, plan: Plan) -> None:
-        from frameworks.pytorch.compiled.attention.cache_rows import FLOAT32
+        from frameworks.pytorch.compiled.attention.cache_rows import BFLOAT16, FLOAT32
+        from frameworks.pytorch.compiled.cpu_features import has_amx
         from frameworks.pytorch.compiled.encoder_step import encoder, encoder_arguments
         from frameworks.pytorch.compiled.matmul import gemm
         from frameworks.pytorch.compiled.parallel import NUM_RESERVED, Region
@@ -55,8 +57,11 @@ class Runner:
         self._plan, self._names, self._gemm, self._num_reserved = plan, encoder_arguments, gemm, NUM_RESERVED
         self._region = Region(encoder.ADDRESS, encoder_arguments.NUM_ENCODER_ARGUMENTS - NUM_RESERVED)
         head_size = plan.sizes[2]
-        self._scratch_bytes = encoder.scratch_bytes(head_size, FLOAT32)
-        self._tile_tokens = encoder.tile_tokens(1, head_size, FLOAT32)
+        # AMX multiplies bfloat16; vectors are as fast with float32.
+        is_narrow = has_amx() and plan.rounds_rows and plan.bias is None and head_size % 32 == 0
+        self._dtype = BFLOAT16 if is_narrow else FLOAT32
+        self._scratch_bytes = encoder.scratch_bytes(head_size, self._dtype)
+        self._tile_tokens = encoder.tile_tokens(1, head_size, self._dtype)
         self._constants = np.array([plan.epsilon, plan.scale], dtype=np.float32)
         self._table = np.zeros((len(plan.layers), encoder_arguments.NUM_COLUMNS), dtype=np.int64)
         for own, layer in zip(self._table, plan.layers, strict=True):
@@ -160,7 +165,7 @@ class Runner:
             arguments[names.LONGEST], arguments[names.BIAS] = self._rows, self._bias.data_ptr()
         arguments[names.HIDDEN] = size
         arguments[names.NUM_HEADS], arguments[names.HEAD_SIZE] = num_heads, head_size
-        arguments[names.SCRATCH_BYTES] = self._scratch_bytes
+        arguments[names.SCRATCH_BYTES], arguments[names.CACHE_DTYPE] = self._scratch_bytes, self._dtype
         arguments[names.CONSTANTS] = self._constants.ctypes.data
 
     def _gemm_arguments(self) -> "np.ndarray[Any, np.dtype[np.int64]]":

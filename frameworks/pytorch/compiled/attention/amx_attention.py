@@ -28,7 +28,6 @@ from frameworks.pytorch.compiled.attention.cache_rows import BFLOAT16, copy
 from frameworks.pytorch.compiled.attention.flash_attention import (
     KEY_END,
     STATE_FLOATS,
-    attend_by_vectors,
     begin_rows,
     finish_rows,
 )
@@ -144,21 +143,21 @@ def _matmul(rows: int, x: int, weights: int, out: int, steps: int) -> None:
 
 @strict_math
 def _attend_by_amx(queries: int, out: int, scratch: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
-    """As `attend_by_vectors`, where the head size is a multiple of INPUTS."""
-    tokens, heads, position, window = tile
+    """As `attend_to_keys`, where the head size is a multiple of INPUTS, and there is no bias."""
+    tokens, heads, (key_end, step, window, length), _ = tile
     size, query_bytes, out_bytes = sizes
     keys, values, blocks, block_bytes, _ = cache
     rows, row_bytes, steps = tokens * heads, 4 * size, size // INPUTS
     sums, states, own_keys, own_values, scores = _scratch_layout(scratch, size)
-    begin_rows(sums, states, (tokens, heads, position + 1, 1), row_bytes)
+    begin_rows(sums, states, (tokens, heads, key_end, step), row_bytes)
     exponents = scale * np.float32(LOG2_E)
     for row in range(rows):
         given = queries + row // heads * query_bytes + row % heads * row_bytes
         address = packed_row_address(scratch, row, size)
-        for step in range(steps):
-            _pack_queries(given + 4 * INPUTS * step, exponents, address + TILE_BYTES * step)
-    oldest = max(0, position + 1 - window) // KEYS if window else 0
-    end = position + tokens
+        for part in range(steps):
+            _pack_queries(given + 4 * INPUTS * part, exponents, address + TILE_BYTES * part)
+    oldest = max(0, key_end - window) // KEYS if window else 0
+    end = min(length, key_end + step * (tokens - 1))
     configure()
     for start in range(oldest // _BLOCKS * _BLOCKS, (end + KEYS - 1) // KEYS, _BLOCKS):
         span = (start, oldest, end)
@@ -166,7 +165,7 @@ def _attend_by_amx(queries: int, out: int, scratch: int, tile: Any, sizes: Any, 
         for first in range(0, rows, _AT_ONCE):
             own = (scratch + first * 2 * size, own_keys, own_values, scores, sums + first * row_bytes)
             own_states = states + 4 * STATE_FLOATS * first
-            _add_blocks(own, own_states, (min(_AT_ONCE, rows - first), size), (start * KEYS, window))
+            _add_blocks(own, own_states, (min(_AT_ONCE, rows - first), size), (start * KEYS, window, end))
     release()
     finish_rows(out, (tokens, heads, out_bytes), (size, row_bytes), (sums, states))
 
@@ -175,8 +174,8 @@ def _attend_by_amx(queries: int, out: int, scratch: int, tile: Any, sizes: Any, 
 def _pack_blocks(cache: Any, scratch: Any, span: Any, size: int) -> None:
     """Pack up to _BLOCKS blocks for AMX: keys as [blocks, steps, …], values as [steps, blocks, …].
 
-    `cache`: as in `attend_by_vectors`. `span`: the first of the blocks, the first one that any row sees, and the
-    position behind the last token. Masked values become zeros; masked keys are undefined.
+    `cache`: as in `attend_to_keys`. `span`: the first of the blocks, the first one that any row sees, and the position
+    behind the last key. Masked values become zeros; masked keys are undefined.
     """
     keys, values, blocks, block_bytes = cache
     packed_keys, packed_values = scratch
@@ -205,12 +204,12 @@ def _add_blocks(scratch: Any, states: int, sizes: Any, span: Any) -> None:
     """Add blocks of keys and values to up to _AT_ONCE rows.
 
     `scratch`: addresses of the queries, the packed keys and values, the scores and the sums. `sizes`: rows, head size.
-    `span`: position of the first key, and the window, 0 for none.
+    `span`: position of the first key, the window, 0 for none, and the position behind the last key of all rows.
     """
     values, scores, sums = scratch[2], scratch[3], scratch[4]
     rows, size = sizes
-    start, window = span
-    blocks = min(_BLOCKS, (_end(states, rows - 1) - start + KEYS - 1) // KEYS)
+    start, window, end = span
+    blocks = min(_BLOCKS, (min(_end(states, rows - 1), end) - start + KEYS - 1) // KEYS)
     if blocks <= 0 or (window and _end(states, 0) - window >= start + _BLOCKS * KEYS):
         return
     weights, before = _weights_and_earlier_sums(scores)
@@ -242,7 +241,7 @@ def _softmax_blocks(scratch: Any, states: int, sizes: Any, span: Any, blocks: in
     """Write the softmax weights of some blocks of keys. Arguments as in `_add_blocks`."""
     queries, keys, scores = scratch[0], scratch[1], scratch[3]
     rows, size = sizes
-    start, window = span
+    start, window, end = span
     steps = size // INPUTS
     weights, _ = _weights_and_earlier_sums(scores)
     first_end, last_end = _end(states, 0), _end(states, rows - 1)
@@ -251,18 +250,19 @@ def _softmax_blocks(scratch: Any, states: int, sizes: Any, span: Any, blocks: in
         key, following = start + KEYS * block, block + 1
         # A row has a reference if it sees the key before.
         is_known = key > 0 and (not window or last_end - window < key)
-        is_unmasked = is_known and first_end >= key + KEYS
+        is_unmasked = is_known and min(first_end, end) >= key + KEYS
         addresses = (scores + block % 2 * BLOCK_BYTES, states, weights + block * TILE_BYTES)
         given = (queries, keys + STEP_BYTES * steps * following, scores + following % 2 * BLOCK_BYTES)
+        seen = (key, window, min(KEYS, end - key))
         counts, following_steps = (rows, blocks * TILE_BYTES), (steps, 1 if following < blocks else 0)
         if rows > ROWS and is_unmasked:
-            _unmasked_softmax2(addresses, counts, (key, window), given, following_steps)
+            _unmasked_softmax2(addresses, counts, seen, given, following_steps)
         elif rows > ROWS:
-            _softmax2(addresses, counts, (key, window), given, following_steps)
+            _softmax2(addresses, counts, seen, given, following_steps)
         elif is_unmasked:
-            _unmasked_softmax1(addresses, counts, (key, window), given, following_steps)
+            _unmasked_softmax1(addresses, counts, seen, given, following_steps)
         else:
-            _softmax1(addresses, counts, (key, window), given, following_steps)
+            _softmax1(addresses, counts, seen, given, following_steps)
 
 
 @strict_math
@@ -272,7 +272,7 @@ def _set_reference_scores(scratch: Any, states: int, sizes: Any, span: Any, bloc
     """
     queries, keys, _, scores, sums = scratch
     rows, size = sizes
-    start, window = span
+    start, window, last = span
     _, before = _weights_and_earlier_sums(scores)
     largest = pointer_to_floats(stack_floats(_AT_ONCE))
     for row in range(rows):
@@ -282,7 +282,7 @@ def _set_reference_scores(scratch: Any, states: int, sizes: Any, span: Any, bloc
         for row in range(rows):
             end = _end(states, row) - start - KEYS * block
             own = pointer_to_floats(scores + 4 * KEYS * row)
-            for key in range(max(0, end - window) if window else 0, min(KEYS, end)):
+            for key in range(max(0, end - window) if window else 0, min(KEYS, end, last - start - KEYS * block)):
                 largest[row] = max(largest[row], own[key])
     for row in range(rows):
         state = states + 4 * STATE_FLOATS * row
@@ -306,7 +306,15 @@ def _scale(address: int, count: int, factor: Any) -> None:
 @strict_math
 def attend(queries: int, out: int, scratch: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
     """As `attend_by_vectors`, by AMX where the dtype and the head size allow it."""
+    tokens, heads, position, window = tile
+    visible = (position + 1, 1, window, position + tokens)
+    attend_to_keys(queries, out, scratch, (tokens, heads, visible, 0), sizes, cache, scale)
+
+
+@strict_math
+def attend_to_keys(queries: int, out: int, scratch: int, tile: Any, sizes: Any, cache: Any, scale: Any) -> None:
+    """As `flash_attention.attend_to_keys`, by AMX where the dtype and the head size allow it; then without a bias."""
     if cache[4] == BFLOAT16 and sizes[0] % INPUTS == 0:
         _attend_by_amx(queries, out, scratch, tile, sizes, cache, scale)
     else:
-        attend_by_vectors(queries, out, scratch, tile, sizes, cache, scale)
+        flash_attention.attend_to_keys(queries, out, scratch, tile, sizes, cache, scale)

@@ -56,10 +56,10 @@ def softmax_of_block(row_tiles: int, *, is_unmasked: bool) -> Any:
     rows.
 
     (addresses: float32 scores of the block, states of the rows, bfloat16 weights; rows, bytes to the second tile of
-    weights; position of the first key, window; addresses: queries and keys of the next block, its scores; steps of a
-    head; whether there is a next block) → nothing. `is_unmasked`: every row sees every key, and has a reference.
-    Otherwise the weights of masked keys are 0, and a row without a reference takes its first score. The scores of the
-    next block are multiplied meanwhile: AMX and vector instructions overlap.
+    weights; position of the first key, window, keys from there on; addresses: queries and keys of the next block, its
+    scores; steps of a head; whether there is a next block) → nothing. `is_unmasked`: every row sees every key, and has
+    a reference. Otherwise the weights of masked keys are 0, and a row without a reference takes its first score. The
+    scores of the next block are multiplied meanwhile: AMX and vector instructions overlap.
 
     `states`: as in `attention_tiles.softmax_row`, with the reference in place of the maximum.
     """
@@ -68,7 +68,7 @@ def softmax_of_block(row_tiles: int, *, is_unmasked: bool) -> Any:
     def weights(_context: Any, addresses: Any, sizes: Any, span: Any, next_block: Any, sized: Any) -> Any:
         def write(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointers, (rows, tile_bytes) = _addresses(builder, arguments[0], 3), unpack(builder, arguments[1], 2)
-            span = unpack(builder, arguments[2], 2)
+            span = unpack(builder, arguments[2], 3)
             next_pointers, (steps, has_next) = _addresses(builder, arguments[3], 3), unpack(builder, arguments[4], 2)
             queries_bytes = builder.mul(steps, int64(TILE_BYTES))
             is_followed = builder.icmp_signed("!=", has_next, int64(0))
@@ -91,7 +91,7 @@ def softmax_of_block(row_tiles: int, *, is_unmasked: bool) -> Any:
             write_rows(builder.mul(steps, at_once))
             return context.get_dummy_value()
 
-        return types.void(*(types.UniTuple(types.int64, count) for count in (3, 2, 2, 3, 2))), write
+        return types.void(*(types.UniTuple(types.int64, count) for count in (3, 2, 3, 3, 2))), write
 
     return weights
 
@@ -148,7 +148,7 @@ def _addresses(builder: Any, values: Any, count: int) -> list[Any]:
 
 def _write_row(builder: Any, pointers: tuple[Any, ...], row: Any, span: Any) -> None:
     """Write the softmax weights of a row. `pointers`: scores, states, weights, and bytes to the second tile of these.
-    `span`: position of the first key, window; None if the row sees all keys.
+    `span`: position of the first key, window, keys from there on; None if the row sees all keys.
     """
     scores, states, target, tile_bytes = pointers
     own = builder.gep(scores, [builder.mul(row, int64(4 * KEYS))])
@@ -168,12 +168,12 @@ def _write_row(builder: Any, pointers: tuple[Any, ...], row: Any, span: Any) -> 
 
 def _key_masks(builder: Any, scores: Any, state: Any, span: Any) -> list[Any]:
     """Return the mask of the keys that a row sees. Its first score becomes the reference if there is none yet."""
-    start, window = span
+    start, window, limit = span
     end = builder.sub(load(builder, at(builder, state, _END_BYTES), _I64), start)
     is_limited = builder.icmp_signed("!=", window, int64(0))
     first = builder.select(is_limited, builder.sub(end, window), int64(0))
     first = builder.select(builder.icmp_signed(">", first, int64(0)), first, int64(0))
-    end = builder.select(builder.icmp_signed("<", end, int64(KEYS)), end, int64(KEYS))
+    end = builder.select(builder.icmp_signed("<", end, limit), end, limit)
     is_first = builder.fcmp_ordered("<=", load(builder, state, _FLOAT), ir.Constant(_FLOAT, LOWEST_SCORE))
     with builder.if_then(builder.and_(builder.icmp_signed("<", first, end), is_first)):
         score = load(builder, builder.gep(scores, [builder.mul(first, int64(4))]), _FLOAT)

@@ -10,10 +10,12 @@ from frameworks.pytorch.compiled.attention.cache_rows import (
     FLOAT32,
     ROWS_AT_ONCE,
     copy,
+    narrow,
     scatter,
     scatter_float_rows,
+    scatter_rows,
 )
-from frameworks.pytorch.compiled.attention.flash_attention import attend_to_keys, scratch_bytes, tile_tokens
+from frameworks.pytorch.compiled.cpu_features import has_amx
 from frameworks.pytorch.compiled.decoder_step.norm_rope import apply_rope
 from frameworks.pytorch.compiled.encoder_step.encoder_arguments import (
     ATTENDED,
@@ -25,6 +27,7 @@ from frameworks.pytorch.compiled.encoder_step.encoder_arguments import (
     BLOCK_TOKENS,
     BLOCKS,
     CACHE,
+    CACHE_DTYPE,
     CONSTANTS,
     COSINES,
     DOWN,
@@ -67,6 +70,10 @@ from frameworks.pytorch.compiled.encoder_step.layer_norm import layer_norm
 from frameworks.pytorch.compiled.jit import address_of, call_with, compiled, pointer_to_floats, pointer_to_integers
 from frameworks.pytorch.compiled.parallel import barrier, num_threads, thread_number
 
+if has_amx():
+    from frameworks.pytorch.compiled.attention.amx_attention import attend_to_keys, scratch_bytes, tile_tokens
+else:
+    from frameworks.pytorch.compiled.attention.flash_attention import attend_to_keys, scratch_bytes, tile_tokens
 __all__ = ["ADDRESS", "scratch_bytes", "tile_tokens"]
 
 
@@ -95,14 +102,15 @@ def _norm_rows(arguments: Any, weight: int, bias: int, target: int, thread: int,
 def _write_blocks(arguments: Any, layer: int, thread: int, threads: int) -> None:
     """Write keys, as [head size, KEYS], and values, as [KEYS, head size], to their blocks."""
     table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
-    heads, size = arguments[NUM_HEADS], arguments[HEAD_SIZE]
+    heads, size, dtype = arguments[NUM_HEADS], arguments[HEAD_SIZE], arguments[CACHE_DTYPE]
     blocks = pointer_to_integers(arguments[BLOCKS])
-    head_bytes, row_bytes = 4 * size, 4 * size * 3 * heads
+    head_bytes, row_bytes, width = 4 * size, 4 * size * 3 * heads, 4 if dtype == FLOAT32 else 2
+    rounded = arguments[SCRATCH] + thread * arguments[SCRATCH_BYTES]
     for task in range(thread, arguments[NUM_BLOCKS] * heads, threads):
         block, head = task // heads, task % heads
         row, tokens = blocks[BLOCK_FIELDS * block + BLOCK_ROW], blocks[BLOCK_FIELDS * block + BLOCK_TOKENS]
-        keys = arguments[CACHE] + (2 * heads * block + head) * KEYS * head_bytes
-        values = keys + heads * KEYS * head_bytes
+        keys = arguments[CACHE] + (2 * heads * block + head) * KEYS * size * width
+        values = keys + heads * KEYS * size * width
         first_key = arguments[HEADS] + row * row_bytes + (heads + head) * head_bytes
         for token in range(tokens):
             key = first_key + token * row_bytes
@@ -110,12 +118,20 @@ def _write_blocks(arguments: Any, layer: int, thread: int, threads: int) -> None
                 angles = 4 * (row + token) * (size // 2)
                 apply_rope(key - heads * head_bytes, table[COSINES] + angles, table[SINES] + angles, size)
                 apply_rope(key, table[COSINES] + angles, table[SINES] + angles, size)
-            copy(key + heads * head_bytes, values + token * head_bytes, size)
+            if dtype == FLOAT32:
+                copy(key + heads * head_bytes, values + token * head_bytes, size)
+            else:
+                narrow(key + heads * head_bytes, values + token * size * width, size, dtype)
         whole = tokens - tokens % ROWS_AT_ONCE
         for token in range(0, whole, ROWS_AT_ONCE):
-            scatter_float_rows(first_key + token * row_bytes, keys + 4 * token, size, row_bytes // 4, KEYS)
+            if dtype == FLOAT32:
+                scatter_float_rows(first_key + token * row_bytes, keys + 4 * token, size, row_bytes // 4, KEYS)
+                continue
+            for index in range(ROWS_AT_ONCE):
+                narrow(first_key + (token + index) * row_bytes, rounded + size * width * index, size, dtype)
+            scatter_rows(rounded, keys + width * token, size, KEYS)
         for token in range(whole, tokens):
-            scatter(first_key + token * row_bytes, keys + 4 * token, size, KEYS, FLOAT32)
+            scatter(first_key + token * row_bytes, keys + width * token, size, KEYS, dtype)
     barrier(arguments)
 
 
@@ -126,12 +142,12 @@ def _attend_tiles(arguments: Any, layer: int, thread: int, threads: int) -> None
     tiles = pointer_to_integers(arguments[TILES])
     scale = pointer_to_floats(arguments[CONSTANTS])[1]
     scratch = arguments[SCRATCH] + thread * arguments[SCRATCH_BYTES]
-    head_bytes = 4 * size
-    block_bytes = 2 * heads * KEYS * head_bytes
+    head_bytes, dtype = 4 * size, arguments[CACHE_DTYPE]
+    half_bytes = heads * KEYS * size * (4 if dtype == FLOAT32 else 2)
     for task in range(thread, arguments[NUM_TILES] * heads, threads):
         tile, head = task // heads * TILE_FIELDS, task % heads
         row, tokens, length = tiles[tile + FIRST_ROW], tiles[tile + TOKENS], tiles[tile + LENGTH]
-        keys = arguments[CACHE] + head * KEYS * head_bytes
+        keys = arguments[CACHE] + head * half_bytes // heads
         visible = (length, 0, 0, length)
         if window:
             visible = (tiles[tile + POSITION] + 1 + window, 1, 2 * window + 1, length)
@@ -145,7 +161,7 @@ def _attend_tiles(arguments: Any, layer: int, thread: int, threads: int) -> None
             scratch,
             (tokens, 1, visible, bias),
             (size, 3 * heads * head_bytes, heads * head_bytes),
-            (keys, keys + heads * KEYS * head_bytes, tiles[tile + FIRST_BLOCK], block_bytes, FLOAT32),
+            (keys, keys + half_bytes, tiles[tile + FIRST_BLOCK], 2 * half_bytes, dtype),
             scale,
         )
     barrier(arguments)

@@ -5,8 +5,8 @@ from frameworks.pytorch.compiled.parallel import NUM_RESERVED
 
 (
     ROWS, LAYERS, HIDDEN, NUM_HEADS, HEAD_SIZE, SCRATCH_BYTES, TABLE, GEMMS, CONSTANTS, NUM_TILES, TILES, NUM_BLOCKS,
-    BLOCKS, LONGEST, BIAS, STATES, NORMED, HEADS, ATTENDED, CACHE, SCRATCH, NUM_ENCODER_ARGUMENTS,
-) = range(NUM_RESERVED, NUM_RESERVED + 22)  # fmt: skip
+    BLOCKS, LONGEST, BIAS, CACHE_DTYPE, STATES, NORMED, HEADS, ATTENDED, CACHE, SCRATCH, NUM_ENCODER_ARGUMENTS,
+) = range(NUM_RESERVED, NUM_RESERVED + 23)  # fmt: skip
 """Sizes, then addresses:
 
 - `TABLE`: int64 [layers, NUM_COLUMNS]. `GEMMS`: int64 [GEMMS_OF_LAYER * layers, GEMM_COLUMNS], the arguments of each
@@ -15,8 +15,8 @@ from frameworks.pytorch.compiled.parallel import NUM_RESERVED
 - `BIAS`: float32 [heads, 2 * LONGEST - 1], what is added to a score by the positions of key - query, from 1 - LONGEST
   on; 0 without.
 - For the work, float32: `STATES` and `NORMED` [rows, hidden], `HEADS` [rows, query and key and value heads, head size],
-  `ATTENDED` [rows, heads, head size], `CACHE` [blocks, keys and values, heads, head size * KEYS], `SCRATCH` for
-  attention, `SCRATCH_BYTES` for each thread.
+  `ATTENDED` [rows, heads, head size], `SCRATCH` for attention, `SCRATCH_BYTES` for each thread.
+- `CACHE`: [blocks, keys and values, heads, head size * KEYS] of `CACHE_DTYPE`, as in cache_rows.py.
 """
 QUERY_KEY_VALUE, OUTPUT, GATE, UP, DOWN, GEMMS_OF_LAYER = range(6)
 """GEMMs of a layer, in this order. `GATE`: the one with the activation function. `UP`: what is multiplied by it, of a

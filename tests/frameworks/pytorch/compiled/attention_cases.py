@@ -27,7 +27,8 @@ _kept: list[Any] = []
 @dataclass(frozen=True)
 class Form:
     """`group`: query heads for a key head, of which `heads` are computed at once. `by_tiles`: by AMX, for
-    bfloat16; where the CPU has none, in NumPy.
+    bfloat16; where the CPU has none, in NumPy. `sees_later`: whether a token sees those behind it, as in encoders; then
+    `window` is of each side, without the token.
     """
 
     head_size: int = 16
@@ -36,6 +37,13 @@ class Form:
     dtype: torch.dtype = torch.float32
     window: int = 0
     by_tiles: bool = False
+    sees_later: bool = False
+
+    def visible(self, position: int, tokens: int, length: int) -> tuple[int, int, int, int]:
+        """Return what tokens from a position on see, as `flash_attention.attend_to_keys`."""
+        if not self.sees_later:
+            return position + 1, 1, self.window, position + tokens
+        return (position + 1 + self.window, 1, 2 * self.window + 1, length) if self.window else (length, 0, 0, length)
 
 
 class Text:
@@ -72,7 +80,8 @@ class Text:
                 self.queries.data_ptr() + offset,
                 out.data_ptr() + offset,
                 scratch.data_ptr(),
-                *(tokens, min(form.heads, form.group - head), self.start + first, form.window),
+                *(tokens, min(form.heads, form.group - head)),
+                *form.visible(self.start + first, tokens, len(self.keys)),
                 *(form.head_size, token_bytes, token_bytes),
                 *(keys, values, self.blocks.data_ptr()),
                 *(self.cache.stride(1) * self.cache.element_size(), KINDS[form.dtype]),
@@ -96,6 +105,8 @@ class Text:
         own = torch.arange(self.start, len(self.keys))[:, None]
         other = torch.arange(len(self.keys))
         mask = (other <= own) & (other > own - (self.form.window or len(self.keys)))
+        if self.form.sees_later:
+            mask = (other - own).abs() <= (self.form.window or len(self.keys))
         keys, values = (each.double().expand(self.form.group, -1, -1) for each in (self.keys, self.values))
         seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1)
         return seen.transpose(0, 1)
@@ -109,20 +120,20 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
     from frameworks.pytorch.compiled.parallel import Region
 
     module: Any = flash_attention
-    attend: Any = flash_attention.attend_by_vectors
+    attend: Any = flash_attention.attend_to_keys
     if by_tiles:
         from frameworks.pytorch.compiled.attention import amx_attention
 
-        module, attend = amx_attention, amx_attention.attend
+        module, attend = amx_attention, amx_attention.attend_to_keys
 
     def attend_once(arguments: Any) -> None:
         attend(
             arguments[3],
             arguments[4],
             arguments[5],
-            (arguments[6], arguments[7], arguments[8], arguments[9]),
-            (arguments[10], arguments[11], arguments[12]),
-            (arguments[13], arguments[14], arguments[15], arguments[16], arguments[17]),
+            (arguments[6], arguments[7], (arguments[8], arguments[9], arguments[10], arguments[11]), 0),
+            (arguments[12], arguments[13], arguments[14]),
+            (arguments[15], arguments[16], arguments[17], arguments[18], arguments[19]),
             _SCALE,
         )
 
@@ -134,5 +145,5 @@ def compiled(by_tiles: bool) -> tuple[Any, Any]:
             patch.setattr(amx_registers, "function", TILES.function)
             made = numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")(attend_once)
         _kept.append(made)
-        return module, Region(made.address, 15)
-    return module, Region(address_of(attend_once), 15)
+        return module, Region(made.address, 17)
+    return module, Region(address_of(attend_once), 17)

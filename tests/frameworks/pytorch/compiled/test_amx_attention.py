@@ -45,6 +45,18 @@ def test_attention_of_windows_matches_reference(window: int) -> None:
     check(Text(40, 60, form(window=window), IN_ROW))
 
 
+@pytest.mark.parametrize("window", [0, 1, 31, 32, 33, 100])
+@pytest.mark.parametrize("count", [20, 180])
+def test_attention_to_later_tokens_matches_reference(count: int, window: int) -> None:
+    check(Text(0, count, Form(64, 1, 1, torch.bfloat16, window, by_tiles=True, sees_later=True), IN_ROW))
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_later_token_has_much_larger_scores(window: int) -> None:
+    form = Form(64, 1, 1, torch.bfloat16, window, by_tiles=True, sees_later=True)
+    check(with_larger_keys(Text(0, 150, form, IN_ROW), 140, 64))
+
+
 @settings(max_examples=10)
 @given(
     start=st.integers(0, 100),

@@ -36,6 +36,12 @@ def test_attention_of_windows_matches_reference(window: int) -> None:
     check(Text(40, 200, Form(window=window), IN_ROW))
 
 
+@pytest.mark.parametrize("window", [0, 1, 31, 32, 33, 100])
+@pytest.mark.parametrize("count", [20, 200])
+def test_attention_to_later_tokens_matches_reference(count: int, window: int) -> None:
+    check(Text(0, count, Form(group=1, heads=1, window=window, sees_later=True), IN_ROW))
+
+
 @pytest.mark.parametrize("factor", [1e-3, 30.0])
 def test_attention_of_other_spreads_matches_reference(factor: float) -> None:
     """With large scores, a few keys have all of the weight."""

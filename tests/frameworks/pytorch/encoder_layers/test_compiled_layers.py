@@ -85,6 +85,13 @@ def test_bfloat16_rows_equal_those_of_torch(made_once: FolderMaker, family: Fami
     check_equal(made_once(save_embedder, family=family), RAGGED, 0.1, dtype="bf16")
 
 
+@pytest.mark.parametrize(("family", "sizes"), [("bert", {}), ("modernbert", {"local_attention": 8})])
+def test_wide_heads_equal_those_of_torch(made_once: FolderMaker, family: Family, sizes: dict[str, int]) -> None:
+    """With AMX attention multiplies bfloat16, of heads of 32."""
+    folder = made_once(save_embedder, family=family, num_attention_heads=1, **sizes)
+    check_equal(folder, RAGGED, 0.1, dtype="bf16")
+
+
 @pytest.mark.parametrize("architecture", sorted({*USABLE_POSITIONS, *CHANGED_BY_PADDING}))
 def test_other_encoders_keep_their_rows(made_once: FolderMaker, architecture: str) -> None:
     """Some have layers of a known form, and some only the names of its parts."""
@@ -200,10 +207,13 @@ def test_buffers_of_long_texts_are_released(layers: CompiledLayers) -> None:
     assert all(each.is_small for each in layers._runners)
 
 
-@pytest.fixture(scope="module", params=["bert", "mpnet"])
+@pytest.fixture(scope="module", params=["bert", "mpnet", "bert in bf16"])
 def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CompiledLayers:
-    folder = save_embedder(tmp_path_factory.mktemp("bits"), request.param)
-    model: Any = load_torch_model(folder, kernels="plain", dtype="f32")
+    family, _, dtype = request.param.partition(" in ")
+    # AMX attends with heads of 32.
+    heads: dict[str, Any] = {"num_attention_heads": 1} if dtype else {}
+    folder = save_embedder(tmp_path_factory.mktemp("bits"), family, **heads)
+    model: Any = load_torch_model(folder, kernels="plain", dtype=dtype or "f32")
     return CompiledLayers(*stacks_of(model.module)[0])
 
 
