@@ -1,7 +1,9 @@
 """Request bodies: read whole, within a bound on their size."""
 
+import ctypes
 from collections.abc import Callable
 
+import numpy as np
 from starlette.types import Receive, Scope
 
 from app.http.listener.cycle import Cycle
@@ -12,6 +14,11 @@ from frameworks.types import Array
 
 LeaseBody = Callable[[int], Array]
 """Return memory for a body of this length: uint8, writable."""
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+_address_of = ctypes.pythonapi.PyBytes_AsString
+_address_of.restype, _address_of.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 
 # A longer content-length is too large in any case, and slow to parse.
 _MAX_LENGTH_DIGITS = 18
@@ -73,17 +80,39 @@ async def read_body(
         collected.clear()
 
 
+class BodyBytes:
+    """Memory for `read_body_into` that is a bytes object: the kernel writes a body where it is parsed."""
+
+    content = b""
+    """The bytes, once `lease` was called. They are read when all of them are written."""
+
+    def lease(self, length: int) -> Array:
+        """Return an array on new bytes, uint8. It keeps them alive."""
+        self.content = _new_bytes(None, length)
+        address = (_address_of(self.content), False)
+        self.__array_interface__ = {"data": address, "shape": (length,), "typestr": "|u1", "version": 3}
+        return np.asarray(self)
+
+
 async def read_body_into(
-    receive: Receive, fast_path: Cycle, hold: ByteHold, lease: LeaseBody, lead_bytes: int, length: int
+    receive: Receive,
+    fast_path: Cycle,
+    hold: ByteHold,
+    lease: LeaseBody,
+    lead_bytes: int,
+    length: int,
+    early_reject: Callable[[bytes], None] | None = None,
 ) -> memoryview:
     """Return the whole body of `length` bytes, behind `lead_bytes` bytes of any content, in the memory of `lease`.
 
-    `length`: by `declared_length`, at least LONG_BODY_BYTES. The memory is leased when a part has arrived. Raises
-    Overloaded, ClientGone.
+    `length`: by `declared_length`, at least LONG_BODY_BYTES. The memory is leased when a part has arrived.
+    `early_reject`: as of `read_body`. Raises Overloaded, ClientGone.
     """
     part, has_more = b"", True
-    if not fast_path.has_part:
+    if early_reject is not None or not fast_path.has_part:
         part, has_more = await _receive_part(receive)
+        if early_reject is not None:
+            early_reject(part)
     body = lease(lead_bytes + length).data
     end = lead_bytes
     while True:
@@ -92,11 +121,10 @@ async def read_body_into(
         if not has_more:
             hold.resize(length)
             return body
+        # Also of a part that was received directly and refused.
+        hold.resize(end - lead_bytes)
         if end < len(body) and fast_path.receive_into(body[end:], hold.try_grow):
             end = len(body)
-        else:
-            # Also where a part that was received directly was refused.
-            hold.resize(end - lead_bytes)
         part, has_more = await _receive_part(receive)
 
 

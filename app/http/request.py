@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.auth.quotas import TenantLimits
-from app.http.bodies import check_body, declared_length, read_body, read_body_into
+from app.http.bodies import BodyBytes, LeaseBody, check_body, declared_length, read_body, read_body_into
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.listener.cycle import Cycle
 from app.http.listener.parsing import LONG_BODY_BYTES
@@ -144,19 +144,20 @@ class HttpRequest(WatchedRequest, RequestContext):
         fast_path, model = self.fast_path, target.model
         self.permit.suspend()
         length = None
-        is_viewed = self.codec.views_body and encoding is None
-        if is_viewed and model is not None and fast_path is not None and fast_path.receives_into:
+        if encoding is None and fast_path is not None and fast_path.receives_into:
             length = declared_length(scope["headers"], max_body_bytes, hold)
+        names_model = model is None and target.resource is None and encoding is None
+        early_reject = self._early_reject if names_model else None
         if length is None or length < LONG_BODY_BYTES:
-            names_model = model is None and target.resource is None and encoding is None
-            early_reject = self._early_reject if names_model else None
             whole = await read_body(scope, self.receive, max_body_bytes, hold, early_reject, fast_path, lead_bytes)
         else:
             assert fast_path is not None
-            assert model is not None
-            lease = partial(self.lease_body, model, target.version)
-            view = await read_body_into(self.receive, fast_path, hold, lease, lead_bytes, length)
-            whole = cast("bytes", view)  # as `views_body` says
+            memory = BodyBytes()
+            lease: LeaseBody = memory.lease
+            if self.codec.views_body and model is not None:
+                lease = partial(self.lease_body, model, target.version)
+            view = await read_body_into(self.receive, fast_path, hold, lease, lead_bytes, length, early_reject)
+            whole = memory.content or cast("bytes", view)  # as `views_body` says
         self.permit.resume()
         return whole
 

@@ -48,7 +48,7 @@ from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.shared.routes import RouteTable
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
-from app.server.manager import build_manager
+from app.server.manager import build_manager, keep_compiled_code
 from app.server.monitoring import Live, Shown, build_live
 from app.server.parts import Counting, Inference, Monitors
 from app.workers.shared.responses import SharedResponses
@@ -157,6 +157,7 @@ def build_inference(
 ) -> Inference:
     """Return the parts of a single server, or with `sharing` those of a supervisor, which runs no requests."""
     settings = loaded.settings
+    keep_compiled_code(loaded)
     pool = TensorPool(settings.memory)
     devices = DeviceManager(host.probe or SystemProbe(), settings.performance.enable_gpu)
     limits = None if sharing is None else sharing.limits

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.config import LoadedSettings
 from app.extension import open_remote
+from app.protocols.shared.json.numerals.reader import reader
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.devices import DeviceManager
 from frameworks.engine.registries import RegistrySettings, registry_factories
@@ -87,6 +88,11 @@ def source_store(loaded: LoadedSettings) -> "SourceStore":
 def build_loader(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> Loader:
     """Return the loader of a worker, which loads small models."""
     return Loader(registry_factories(registry_settings(loaded), devices, pool), devices)
+
+
+def keep_compiled_code(loaded: LoadedSettings) -> None:
+    """Let this process keep the code that reads numbers of JSON in the cache."""
+    reader.set_cache_folder(loaded.resolve(loaded.settings.models.cache_dir) / "compiled")
 
 
 def registry_settings(loaded: LoadedSettings) -> RegistrySettings:

@@ -44,7 +44,7 @@ from app.server.http_server import (
     whole_seconds,
 )
 from app.server.keys import open_keys
-from app.server.manager import build_loader
+from app.server.manager import build_loader, keep_compiled_code
 from app.server.monitoring import WorkerRoutes
 from app.server.parts import Monitors
 from app.server.reload import Reload, reload_when_told
@@ -273,6 +273,7 @@ class _Worker:
 
 def _open_replica(loaded: LoadedSettings, link: ControlLink, pool: TensorPool, limits: SharedLimits) -> ReplicaManager:
     settings = loaded.settings
+    keep_compiled_code(loaded)
     devices = DeviceManager(SystemProbe(), settings.performance.enable_gpu)
     loader = build_loader(loaded, devices, pool)
     return ReplicaManager(link, loader, settings.performance, settings.scheduling, PooledArrays(pool), limits)

@@ -1,12 +1,14 @@
 """The forms of a tensor request on every path; the response has the form of its request."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.e2e.server import RunningServer, assert_refused
+from frameworks.core.machine_code.object_code import is_available
+from tests.e2e.server import RunningServer, assert_refused, wait_until
 
 PATHS = ("/infer", "/inference", "/models/free-n/infer", "/models/free-n/versions/1/infer")
 QUESTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
@@ -187,3 +189,22 @@ def test_input_data_returns_one_output(server: RunningServer) -> None:
 )
 def test_unknown_inputs_refused(inputs: object, code: str, words: str, server: RunningServer) -> None:
     assert_refused(server.client.post("/models/add/infer", json={"inputs": inputs}), 400, code, words)
+
+
+def test_long_arrays_are_read_by_compiled_code(server: RunningServer) -> None:
+    if not is_available():
+        pytest.skip("numba is not installed")
+    image = np.random.default_rng(4).random((1, 3, 224, 224), dtype=np.float32)
+    before = server.infer("float32", input_data=image.tolist())
+
+    def is_linked() -> bool:
+        server.infer("float32", input_data=image.tolist())
+        return "libllvmlite" in Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+
+    wait_until(is_linked)
+    after = server.infer("float32", input_data=image.tolist())
+    assert before["output_data"] == after["output_data"]
+    assert np.array_equal(np.array(after["output_data"], np.float32), image)
+    ragged = server.client.post("/models/float32/infer", json={"input_data": [[1.5] * 9000, [2.5] * 8000]})
+    message = "expected rows of equal length, got a ragged array: the rows at depth 1 have lengths 8000, 9000"
+    assert_refused(ragged, 400, "invalid_input", "input_data:", message)

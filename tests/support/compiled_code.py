@@ -14,6 +14,11 @@ def keep_compiled_code() -> None:
 def main() -> None:
     """Compile all that this CPU can have, by its instruction sets as the environment masks them."""
     keep_compiled_code()
+    from frameworks.core.machine_code.object_code import is_available, link
+
+    if is_available():
+        link("app.protocols.shared.json.numerals.kernel", FOLDER)
+
     from frameworks.pytorch.compiled.cpu_features import lanes
 
     if lanes():

@@ -1,10 +1,7 @@
 """Let another process compile the parts that a model needs, while this one loads and serves."""
 
-import os
 import queue
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -16,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from frameworks.core.machine_code.processes import last_line, module_command, module_environment
 from frameworks.core.progress import Work, begin
 from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiling.parts import missing_parts
@@ -25,9 +23,7 @@ log = structlog.get_logger(__name__)
 
 TIMEOUT_S = 1800.0
 """A process of low priority beside a busy server may take minutes for what takes 20 seconds alone."""
-_ROOT = Path(__file__).resolve().parents[3]
 _MODULE = "frameworks.pytorch.compiling.process"
-_REASON_CHARACTERS = 300
 
 
 class CompilationFailed(Exception):
@@ -145,7 +141,7 @@ def _run_process(folder: Path, parts: Sequence[str], on_part: Callable[[str], No
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
-            env=_environment(),
+            env=module_environment(),
             start_new_session=True,
         ) as process:
             timer = threading.Timer(TIMEOUT_S, process.kill)
@@ -161,20 +157,11 @@ def _run_process(folder: Path, parts: Sequence[str], on_part: Callable[[str], No
             raise CompilationFailed(f"it took longer than {TIMEOUT_S:g} s")
         if status:
             printed.seek(0)
-            lines = printed.read().decode(errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            last = last_line(printed.read().decode(errors="replace"))
             error = _NotKept if status == NOT_KEPT else CompilationFailed
-            raise error(last[:_REASON_CHARACTERS] or f"the process ended with status {status}")
+            raise error(last or f"the process ended with status {status}")
 
 
 def command(folder: Path, parts: Sequence[str]) -> list[str]:
     """Return the command that compiles. It ends when its standard input is closed."""
-    # -P: a file of the working directory must not hide a module.
-    return [sys.executable, "-P", "-m", _MODULE, str(folder), *parts]
-
-
-def _environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    if Path(sysconfig.get_path("purelib")) != _ROOT:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
-    return environment
+    return module_command(_MODULE, [str(folder), *parts])

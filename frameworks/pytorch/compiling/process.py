@@ -6,10 +6,9 @@ Type inference and LLVM would hold the server's interpreter for most of the time
 import fcntl
 import os
 import sys
-import threading
 from pathlib import Path
 
-from frameworks.pytorch.compiled.cache.code_files import end_process
+from frameworks.core.machine_code.processes import end_with_parent
 
 _NICENESS = 10
 _LOCK = "compiling.lock"
@@ -22,7 +21,7 @@ def main() -> None:
     failure.
     """
     folder, *parts = sys.argv[1:]
-    threading.Thread(target=_end_with_server, daemon=True).start()
+    end_with_parent()
     os.nice(_NICENESS)
     try:
         # Processes that need the same code wait here, before they take memory for torch and numba.
@@ -45,14 +44,6 @@ def _compile(folder: Path, parts: list[str]) -> None:
     left = missing_parts(parts)
     if left:
         raise OSError(f"the code of {', '.join(left)} could not be kept in {folder}")
-
-
-def _end_with_server() -> None:
-    """End this process when the server closes its end of the pipe, also by its own end."""
-    # Not sys.stdin, whose lock the thread would keep from the end of the interpreter.
-    while os.read(0, 1):
-        pass
-    end_process(1)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,12 @@ except ImportError:  # this Python version has no wheel
 
 Node = Any
 """A JSON value of one document: a Python scalar, or an array or object that only the document can read."""
-NumberKind = Literal["float", "int", "uint"]
+NumberKind = Literal["float", "float32", "int", "uint"]
+"""Of `numbers`. With float32 they may be in float32 already, if all of them are in its range."""
 
 _KINDS: dict[NumberKind, tuple[str, Any]] = {
     "float": ("d", np.float64),
+    "float32": ("d", np.float64),
     "int": ("i", np.int64),
     "uint": ("u", np.uint64),
 }
@@ -79,7 +81,7 @@ class Document(Protocol):
         ...
 
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
-        """Return an array's numbers, flat (float64, int64 or uint64), and its shape.
+        """Return an array's numbers, flat (float64, float32, int64 or uint64), and its shape.
 
         Raises NonNumericArray, RaggedArray.
         """
@@ -96,7 +98,7 @@ def parse(body: bytes) -> Document:
     if simdjson is None or body.startswith(_BYTE_ORDER_MARK):
         return parse_exact(body)
     try:
-        return _SimdDocument(body)
+        return SimdDocument(body)
     except (ValueError, RuntimeError):
         # orjson's message has line and column, and orjson accepts integers of more than 64 bits.
         return parse_exact(body)
@@ -124,7 +126,9 @@ def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
     return level, tuple(shape)
 
 
-class _SimdDocument:
+class SimdDocument:
+    """The Document by simdjson."""
+
     def __init__(self, body: bytes) -> None:
         self._body = body
         # A new parser costs nothing; a shared one refuses a new body while a value of the last body is referenced.
@@ -250,7 +254,7 @@ def plain_numbers(node: list[Any], kind: NumberKind) -> tuple[Array, tuple[int, 
     types = set(map(type, flat))
     if others := types - {int, float}:
         raise NonNumericArray(f"{_TYPE_NAMES[others.pop()]} in the array")
-    if kind != "float" and float in types:
+    if _KINDS[kind][1] is not np.float64 and float in types:
         example = next(value for value in flat if type(value) is float)
         raise NonNumericArray(f"{example!r} instead of an integer of 64 bits")
     try:
@@ -301,6 +305,11 @@ def is_array(node: Node) -> bool:
 def is_object(node: Node) -> bool:
     """Return whether a node of any short document is an object."""
     return isinstance(node, dict) or (simdjson is not None and isinstance(node, simdjson.Object))
+
+
+def is_container(node: Node) -> bool:
+    """Return whether a node of any short document is an array or object."""
+    return is_array(node) or is_object(node)
 
 
 def to_python(node: Node) -> Any:

@@ -1,12 +1,14 @@
 """Read whole JSON bodies: with certain shapes, and in the fast path of a short flat list."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from app.inference.contract import NamedRequest
 from app.protocols.shared.json.body import Document, ExactParseNeeded, parse, parse_exact
+from app.protocols.shared.json.cut import CutDocument, NotCut, cut
 from app.protocols.shared.json.long_documents import LongDocument
-from frameworks.core.errors import InvalidInput
+from frameworks.core.errors import InvalidInput, RoundhouseError
 
 Read = TypeVar("Read")
 SHORT_BYTES = 16 * 1024
@@ -47,6 +49,10 @@ def read_document(body: bytes, read: Callable[[Document], Read]) -> Read:
 
     Raises InvalidJson, and the errors of `read`.
     """
+    document = cut(body)
+    if document is not None:
+        with suppress(NotCut):
+            return _by_cut(document, lambda: read(document))
     return _certain(parse_body(body), body, read)
 
 
@@ -55,6 +61,38 @@ def read_named(body: bytes, read: Callable[[Document], NamedRequest]) -> NamedRe
 
     Raises InvalidJson, and the errors of `read`.
     """
+    document = cut(body)
+    if document is not None:
+        try:
+            by_cut = read(document)
+        except (NotCut, RoundhouseError):
+            pass  # an error of the array would be the first one
+        else:
+
+            def decode_cut(spec: Any) -> Any:
+                with suppress(NotCut):
+                    return _by_cut(document, lambda: by_cut.decode(spec))
+                return _read_whole(body, read).decode(spec)
+
+            return by_cut._replace(decode=decode_cut)
+    return _read_whole(body, read)
+
+
+def _by_cut(document: CutDocument, read: Callable[[], Read]) -> Read:
+    """Return the result of `read`, or raise its error, if both are certain. Raises NotCut."""
+    try:
+        result = read()
+    except RoundhouseError:
+        if document.shapes_are_certain():
+            raise
+        raise NotCut from None
+    if not document.shapes_are_certain():
+        raise NotCut
+    return result
+
+
+def _read_whole(body: bytes, read: Callable[[Document], NamedRequest]) -> NamedRequest:
+    """As `read_named`, without a cut."""
     document = parse_body(body)
     try:
         named = read(document)

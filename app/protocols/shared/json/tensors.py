@@ -55,7 +55,7 @@ def read_tensor(document: Document, node: Node, declared: TensorType, field: str
         if declared.dtype in ("string", "bool"):
             tensor, shape = _read_plain(document, node, declared, field)
         else:
-            numbers, shape = document.numbers(node, _kind(declared.dtype))
+            numbers, shape = document.numbers(node, "float32" if declared.dtype == "float32" else _kind(declared.dtype))
             tensor = narrow(numbers, declared.dtype, field)
     except RaggedArray as error:
         raise InvalidInput(field, f"expected rows of equal length, got a ragged array: {error}") from None

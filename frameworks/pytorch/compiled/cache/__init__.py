@@ -1,4 +1,4 @@
 """Cache compiled machine code in files between processes.
 
-Begin with `code_cache`, the folder; `code_files` checks its files, `cached_function` is numba's interface to them.
+Begin with `code_cache`, the folder; `cached_function` is numba's interface to its files.
 """

@@ -11,8 +11,8 @@ from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from frameworks.core.machine_code.code_files import DamagedCode, read_code, write_code
 from frameworks.pytorch.compiled.cache import code_cache
-from frameworks.pytorch.compiled.cache.code_files import DamagedCode, read_code, write_code
 
 log = structlog.get_logger(__name__)
 

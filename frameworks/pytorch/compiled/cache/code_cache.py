@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from frameworks.pytorch.compiled.cache.code_files import SUFFIX, DamagedCode, read_code
+from frameworks.core.machine_code.code_files import SUFFIX, DamagedCode, read_code
 from frameworks.pytorch.compiled.cpu_features import has_amx, lanes
 
 log = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ from app.protocols.shared.json import body as json_body
 from frameworks.core.errors import RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.images.spec import ImageRequest
-from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
-from tests.app.protocols.decoding import decode_body
+from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest
+from tests.app.protocols.decoding import decode_body, same
 from tests.app.protocols.native.specs import SPECS, find_spec
 from tests.app.protocols.strategies import json_values, mutated, nests, numbers, requests, scalars, strings
 
@@ -75,16 +75,6 @@ def check_whole(model: str, native: NativeRequest) -> None:
             assert value.flags.c_contiguous
             assert value.dtype.kind != "f" or np.isfinite(value).all()
             assert declared.shape is None or len(declared.shape) == value.ndim
-
-
-def same(one: Value, other: Value) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def check_parsers_agree(model: str, body: bytes) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.pytorch.compiled.cache import code_cache, code_files
+from frameworks.core.machine_code import code_files
+from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.compiled.cpu_features import lanes
 
 pytestmark = [pytest.mark.skipif(not lanes(), reason="no products are compiled for this CPU"), pytest.mark.extended]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.pytorch.compiled.cache import code_files
+from frameworks.core.machine_code import code_files
 
 
 def test_end_waits_for_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
