@@ -8,13 +8,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.http.listener.body_receiver import BodyReceiver
 from app.http.listener.clocks import BODY_PART_BYTES, CERTIFICATE_NAMES
-from app.http.listener.parsing import HeldCycle
+from app.http.listener.parsing import HeldCycle, ParsingProtocol
 from app.protocols.shared.errors import RequestTimeout
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent
-
-    from app.http.listener.protocol import BoundedHttpProtocol
 
 FAST_PATH = "roundhouse.fast_path"
 """The ASGI extension of this protocol, a Cycle: take a body that has arrived, and send a whole response, at once.
@@ -52,7 +50,7 @@ class Cycle(HeldCycle):
     """Called when the client disconnects before the end of the response."""
     _most_bytes = 0
 
-    def __init__(self, protocol: "BoundedHttpProtocol", keep_alive: bool) -> None:
+    def __init__(self, protocol: ParsingProtocol, keep_alive: bool) -> None:
         # All attributes of uvicorn's cycle; its own __init__ would take them as twelve arguments.
         self.protocol = protocol
         self.scope = protocol.scope
