@@ -19,6 +19,7 @@ _RAW = ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 # Clients choose names and shapes: no more than these are remembered.
 _MAX_LENGTHS = 256
 _MAX_OF_LENGTH = 8
+_MOST_HEAD_BYTES = 1024
 # Messages with more fields are not remembered.
 _MAX_FIELDS = 64
 
@@ -104,7 +105,7 @@ def _known_of(serialized: bytes, model: str, version: str, decoded: InferRequest
     if [each[0] for each in fields].count(_RAW) > 1 or number != _RAW or wire_type != BYTES:
         return None
     # A tensor whose values are converted, or that is empty, is none of these bytes.
-    if not value.size or value.tobytes() != serialized[start:]:
+    if start > _MOST_HEAD_BYTES or not value.size or value.tobytes() != serialized[start:]:
         return None
     without_values = decoded._replace(request=TensorBatch({}, decoded.request.output_names))
     return KnownMessage(serialized[:start], model, version, value.dtype, value.shape, name, without_values)

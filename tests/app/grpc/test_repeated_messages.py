@@ -102,6 +102,11 @@ def test_known_messages_are_bounded() -> None:
     assert max(map(len, known._known.values())) <= 8
 
 
+def test_message_with_long_head_is_read_again() -> None:
+    long = message([1, 2], id="x" * 2000)
+    assert noted(long, long).find(long) is None
+
+
 def test_clients_with_heads_of_one_length_are_known() -> None:
     heads = [message([1, 2], id=name) for name in "abcd"]
     known = KnownMessages()
