@@ -46,11 +46,11 @@ def link(module: str, folder: Path) -> Callable[[int], None]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             run_module(__name__, [module, str(file), key], _TIMEOUT_S)
             content = _read(file, key)
+        if content is None:
+            raise NoMachineCode("the compiled code was not kept")
+        return _linked_function(content)
     except (ImportError, OSError, RuntimeError) as error:
         raise NoMachineCode(str(error)) from error
-    if content is None:
-        raise NoMachineCode("the compiled code was not kept")
-    return _linked_function(content)
 
 
 def _read(file: Path, key: str) -> bytes | None:

@@ -13,8 +13,6 @@ from app.protocols.shared.json.body import Node, NumberKind, SimdDocument, is_co
 from app.protocols.shared.json.numerals.reader import reader
 from frameworks.types import Array
 
-MIN_BYTES = 16 * 1024
-"""Of a body that is cut. Shorter ones have fast paths of their own."""
 _SEARCHED_BYTES = 1024
 """The array begins and ends so near to the ends of the body."""
 _NUMERIC = b"0123456789+-.eE,[] \t\r\n"
@@ -37,7 +35,7 @@ class CutArray:
 
 def cut(body: bytes) -> "CutDocument | None":
     """Return a document with the one long array cut out; None where there is none, or no code for it is loaded."""
-    if len(body) < MIN_BYTES or type(body) is not bytes:
+    if type(body) is not bytes:
         return None
     head, tail = body[:_SEARCHED_BYTES], body[-_SEARCHED_BYTES:]
     start = head.find(b"[", len(head.rstrip(_NUMERIC)))

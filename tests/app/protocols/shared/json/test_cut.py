@@ -14,6 +14,7 @@ from app.protocols.native.codec import NativeCodec, NativeRequest
 from app.protocols.open_inference.infer_codec import InferCodec
 from app.protocols.shared.codec import Target
 from app.protocols.shared.json import cut as json_cut
+from app.protocols.shared.json import reading
 from app.protocols.shared.json.cut import cut
 from frameworks.core.errors import RoundhouseError
 from frameworks.types import TensorBatch
@@ -23,7 +24,7 @@ from tests.app.protocols.strategies import mutated, nests, numbers, requests, sc
 from tests.support.json_numbers import loaded_reader
 
 READER = loaded_reader()
-PADDING = " " * json_cut.MIN_BYTES
+PADDING = " " * reading.SHORT_BYTES
 models = st.sampled_from(["float32", "float64", "float16", "int64", "uint64", "int8", "matrix", "fixed", "bool"])
 
 
@@ -32,7 +33,7 @@ def cutting() -> Iterator[None]:
     """Cut bodies of any length."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_cut, "reader", READER)
-        patch.setattr(json_cut, "MIN_BYTES", 0)
+        patch.setattr(reading, "SHORT_BYTES", 0)
         yield
 
 
