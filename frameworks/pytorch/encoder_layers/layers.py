@@ -144,7 +144,9 @@ class CompiledLayers:
             self._thread.angles = []
         self._thread.angles.append(angles)
         if index == len(self._plan.layers) - 1:
-            states = self(states, row.starts.tolist(), self._thread.angles)
+            given, states = states, self(states, row.starts.tolist(), self._thread.angles)
+            if row.noted is not None and all(each is None for each in self._thread.angles):
+                row.noted.append((given, states))
         return (states,) if self.form.returns_tuple else states
 
     def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:

@@ -67,6 +67,21 @@ def test_rows_equal_those_of_torch(made_once: FolderMaker, save: Callable[..., P
     model = check_equal(made_once(save, family=family), RAGGED)
     assert model.packed.is_used
     assert any(isinstance(each, CompiledLayer) for each in model.module.modules())
+    # ModernBERT has angles, and a norm behind its layers.
+    assert (model.packed._layers._embed is None) == (family == "modernbert")
+
+
+def test_token_types_change_rows_as_those_of_torch(made_once: FolderMaker) -> None:
+    folder = made_once(save_classifier)
+    model, other = load(folder, "compiled"), load(folder, "plain")
+    token_ids = model.tokenizer.tokenize(RAGGED, truncate=True)
+    types = [[int(at > len(ids) // 2) for at in range(len(ids))] for ids in token_ids]
+    found, expected, without = (
+        each.infer(TokenBatch(token_ids, token_type_ids=own))[TEXT_OUTPUT]
+        for each, own in ((model, types), (other, types), (model, None))
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * max(1.0, np.abs(expected).max()))
+    assert np.abs(found - without).max() > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
