@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from frameworks.pytorch.encoder_layers.embeddings import Embeddings
 from frameworks.pytorch.encoder_layers.token_rows import TokenRow, computing, row_of_thread
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention
 
@@ -69,6 +70,7 @@ class PackedLayers:
         self.are_compiled = attention is None
         self._attention, self._compiled = attention, compiled
         self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._tables: Embeddings | None = None
         self._is_noted = compiled is None
         self._model = getattr(model, "base_model", None)
         if attention is not None:
@@ -89,7 +91,11 @@ class PackedLayers:
         """Return the last states [tokens, size]."""
         if self._embed is not None:
             assert self._compiled is not None
-            return self._compiled(self._embed(row.values), row.starts.tolist())[0]
+            starts = row.starts.tolist()
+            rows = None if self._tables is None else self._tables.rows_of(row.values)
+            if self._tables is not None and rows is not None:
+                return self._compiled.of_tokens(self._tables, rows, starts)
+            return self._compiled(self._embed(row.values), starts)[0]
         assert self._model is not None
         noted: list[tuple[torch.Tensor, torch.Tensor]] | None = None if self._is_noted else []
         _THREAD.layers = self
@@ -121,6 +127,20 @@ class PackedLayers:
             embed = partial(_embedded, embeddings, "token_type_ids" in names)
             if torch.equal(embed(row.values), given):
                 self._embed = embed
+                self._tables = self._tables_of(row, embeddings, given)
+
+    def _tables_of(self, row: TokenRow, embeddings: torch.nn.Module, expected: torch.Tensor) -> Embeddings | None:
+        """Return the tables of embeddings whose states compiled code computes too. `expected`: [1, tokens, size]."""
+        try:
+            tables = Embeddings(embeddings)
+        except (AttributeError, ValueError):
+            return None
+        rows = tables.rows_of(row.values)
+        assert self._compiled is not None
+        if rows is None or expected.dtype != torch.float32:
+            return None
+        found = self._compiled.of_tokens(tables, rows, row.starts.tolist(), range(0))
+        return tables if torch.allclose(found, expected[0], rtol=0, atol=1e-5) else None
 
     def attend(
         self, row: TokenRow, rows: list[torch.Tensor], scale: float | None, window: int | None, is_causal: bool

@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.core.errors import InvalidModel
+from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.compiling.background import CompilationFailed
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
@@ -32,7 +32,7 @@ from tests.frameworks.pytorch.compiled.layers import needs_integers, needs_vecto
 from tests.support.held_code import wait_until
 from tests.support.models.encoder_families import CHANGED_BY_PADDING, USABLE_POSITIONS, save_family
 from tests.support.models.late_folders import save_pylate
-from tests.support.models.text_files import TEXTS
+from tests.support.models.text_files import TEXTS, VOCABULARY_SIZE
 from tests.support.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
 from tests.support.models.vision_folders import save_image_classifier
 
@@ -68,7 +68,7 @@ def test_rows_equal_those_of_torch(made_once: FolderMaker, save: Callable[..., P
     assert model.packed.is_used
     assert any(isinstance(each, CompiledLayer) for each in model.module.modules())
     # ModernBERT has angles, and a norm behind its layers.
-    assert (model.packed._layers._embed is None) == (family == "modernbert")
+    assert (model.packed._layers._tables is None) == (family == "modernbert")
 
 
 def test_token_types_change_rows_as_those_of_torch(made_once: FolderMaker) -> None:
@@ -179,6 +179,15 @@ def test_torch_computes_packed_scales_once() -> None:
         [compiled] = compile_layers(model, "compiled")
         compiled.is_used = False
         torch.testing.assert_close(model(pixel_values=pixels).last_hidden_state, expected, rtol=0, atol=2e-5)
+
+
+def test_tokens_without_embeddings_are_refused(made_once: FolderMaker) -> None:
+    """As torch refuses them: compiled code would read other memory."""
+    model = load(made_once(save_embedder), "compiled")
+    assert model.packed._layers._tables is not None
+    for token_id in (VOCABULARY_SIZE, -1, 2**31 - 1):
+        with pytest.raises((ModelFailed, IndexError)):
+            model.infer(TokenBatch([[2, token_id, 3]]))
 
 
 def test_vectors_of_tokens_equal_those_of_torch(made_once: FolderMaker) -> None:
