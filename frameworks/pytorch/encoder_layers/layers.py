@@ -14,10 +14,12 @@ import torch
 
 from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.cpu_layers.packed import FilesOfWeights
+from frameworks.pytorch.encoder_layers.embeddings import Embeddings
 from frameworks.pytorch.encoder_layers.forms import LayerForm, NotCompiled, epsilon_of, operation_of
 from frameworks.pytorch.encoder_layers.packed_linears import modules_of, pack_layer
-from frameworks.pytorch.encoder_layers.runner import Layer, Plan, Runner
+from frameworks.pytorch.encoder_layers.runner import Layer, Plan, Runner, Tokens
 from frameworks.pytorch.encoder_layers.token_rows import row_of_thread
+from frameworks.types import Array
 
 _UNKNOWN = object()
 """Position embeddings of another kind."""
@@ -116,17 +118,32 @@ class CompiledLayers:
         embeddings, [1, rows, head size] each; empty without. `only`: the index of a layer that is computed alone.
         """
         rows = states.reshape(-1, self.hidden_size).float()
-        out = torch.empty_like(rows)
+        out = self._run(rows, starts, angles, None if only is None else range(only, only + 1))
+        return out.to(states.dtype).view(states.shape)
+
+    def of_tokens(
+        self, embeddings: Embeddings, rows: Array, starts: list[int], layers: range | None = None
+    ) -> torch.Tensor:
+        """Return the states of tokens, float32 [tokens, hidden size], after some layers; None: after all.
+
+        `rows`: of the tables of the embeddings, int64 [3, tokens].
+        """
+        return self._run(Tokens(embeddings, rows), starts, (), layers)
+
+    def _run(
+        self, given: torch.Tensor | Tokens, starts: list[int], angles: Sequence[Any], layers: range | None
+    ) -> torch.Tensor:
+        out = torch.empty(starts[-1], self.hidden_size)
         try:
             runner = self._runners.pop()
         except IndexError:
             runner = Runner(self._plan)
         try:
-            runner.compute(rows, out, starts, angles, only)
+            runner.compute(given, out, starts, angles, layers)
         finally:
             if runner.is_small:
                 self._runners.append(runner)
-        return out.to(states.dtype).view(states.shape)
+        return out
 
     def compute(
         self, index: int, original: Callable[..., Any], states: torch.Tensor, *others: Any, **named: Any
@@ -148,7 +165,9 @@ class CompiledLayers:
             self._thread.angles = []
         self._thread.angles.append(angles)
         if index == len(self._plan.layers) - 1:
-            states = self(states, row.starts.tolist(), self._thread.angles)
+            given, states = states, self(states, row.starts.tolist(), self._thread.angles)
+            if row.noted is not None and all(each is None for each in self._thread.angles):
+                row.noted.append((given, states))
         return (states,) if self.form.returns_tuple else states
 
     def _pack(self, layer: torch.nn.Module, files: FilesOfWeights | None) -> Layer:

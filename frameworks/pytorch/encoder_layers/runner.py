@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from frameworks.types import Array
+
 if TYPE_CHECKING:
     from frameworks.pytorch.compiled.matmul.linear import CompiledLinear
+    from frameworks.pytorch.encoder_layers.embeddings import Embeddings
 
 _MAX_ROWS, _MAX_TEXTS = 512, 32
 """Tokens and texts of a piece: so many activations stay in the CPU's cache. A longer text is a piece of its own."""
@@ -44,6 +47,17 @@ class Plan:
     rounds_rows: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens whose embeddings are the states before the layers. `rows`: int64 [3, tokens], of the tables."""
+
+    embeddings: "Embeddings"
+    rows: Array
+
+    def __getitem__(self, part: slice) -> "Tokens":
+        return Tokens(self.embeddings, self.rows[:, part])
+
+
 class Runner:
     """The buffers of a run. Used by one thread at a time."""
 
@@ -62,12 +76,12 @@ class Runner:
         self._dtype = BFLOAT16 if is_narrow else FLOAT32
         self._scratch_bytes = encoder.scratch_bytes(head_size, self._dtype)
         self._tile_tokens = encoder.tile_tokens(1, head_size, self._dtype)
-        self._constants = np.array([plan.epsilon, plan.scale], dtype=np.float32)
+        self._constants = np.array([plan.epsilon, plan.scale, 0], dtype=np.float32)
         self._table = np.zeros((len(plan.layers), encoder_arguments.NUM_COLUMNS), dtype=np.int64)
         for own, layer in zip(self._table, plan.layers, strict=True):
             own[: len(layer.norms)] = layer.norms
             own[encoder_arguments.WINDOW] = layer.window
-        self._first_layer, self._num_layers = 0, len(plan.layers)
+        self._layers = range(len(plan.layers))
         self._rows = self._blocks = self._threads = 0
         self._buffers: dict[str, Any] = {}
         self._gemms: Any = None
@@ -79,37 +93,52 @@ class Runner:
         return self._rows <= _MAX_ROWS and self._blocks <= _MAX_BLOCKS
 
     def compute(
-        self, rows: torch.Tensor, out: torch.Tensor, starts: list[int], angles: Sequence[Any], only: int | None = None
+        self,
+        given: torch.Tensor | Tokens,
+        out: torch.Tensor,
+        starts: list[int],
+        angles: Sequence[Any] = (),
+        layers: range | None = None,
     ) -> None:
-        """Write the states of texts, float32 [rows, hidden size], after all layers, or after one of them."""
-        self._first_layer = 0 if only is None else only
-        self._num_layers = len(self._plan.layers) if only is None else 1
+        """Write the states of texts, float32 [rows, hidden size], after some layers; None: after all.
+
+        `given`: the states before them, or tokens.
+        """
+        self._layers = range(len(self._plan.layers)) if layers is None else layers
         of_layers = [None if each is None else [_halves(part) for part in each] for each in angles]
         for texts in _pieces(starts):
             first, end = texts[0], texts[-1]
-            states = self._compute(rows[first:end], [each - first for each in texts], of_layers, first)
-            out[first:end] = states
+            part = given[first:end]
+            out[first:end] = self._compute(part, [each - first for each in texts], of_layers, first)
 
-    def _compute(self, rows: torch.Tensor, starts: list[int], angles: list[Any], first: int) -> torch.Tensor:
+    def _compute(self, given: torch.Tensor | Tokens, starts: list[int], angles: list[Any], first: int) -> torch.Tensor:
+        rows, size = starts[-1], self._plan.sizes[0]
         names, arguments = self._names, self._region.arguments
         threads = torch.get_num_threads()
         tiles, blocks = self._tiles_and_blocks(starts)
-        self._reserve(len(rows), len(blocks), threads)
+        self._reserve(rows, len(blocks), threads)
         tiles[:, names.FIRST_BLOCK] = self._buffers["order"].ctypes.data + 8 * tiles[:, names.FIRST_BLOCK]
-        states = torch.from_numpy(self._buffers["states"][: rows.numel()]).view(rows.shape)
-        states.copy_(rows)
-        for layer, of_layer in enumerate(angles, self._first_layer):
+        states = torch.from_numpy(self._buffers["states"][: rows * size]).view(rows, size)
+        if isinstance(given, torch.Tensor):
+            states.copy_(given)
+            arguments[names.EMBEDDINGS] = 0
+        else:
+            self._constants[2] = given.embeddings.epsilon
+            arguments[names.EMBEDDINGS] = given.embeddings.addresses.ctypes.data
+            own = (each.ctypes.data for each in given.rows)
+            arguments[names.IDS], arguments[names.POSITIONS], arguments[names.TYPES] = own
+        for layer, of_layer in enumerate(angles, self._layers.start):
             if of_layer is not None:
                 offset = 4 * first * of_layer[0].shape[1]
                 self._table[layer, names.COSINES] = of_layer[0].data_ptr() + offset
                 self._table[layer, names.SINES] = of_layer[1].data_ptr() + offset
-        arguments[names.LAYERS] = self._num_layers
-        arguments[names.TABLE] = self._table[self._first_layer :].ctypes.data
-        arguments[names.GEMMS] = self._gemms[self._first_layer * names.GEMMS_OF_LAYER :].ctypes.data
-        arguments[names.ROWS] = len(rows)
+        arguments[names.LAYERS] = len(self._layers)
+        arguments[names.TABLE] = self._table[self._layers.start :].ctypes.data
+        arguments[names.GEMMS] = self._gemms[self._layers.start * names.GEMMS_OF_LAYER :].ctypes.data
+        arguments[names.ROWS] = rows
         arguments[names.NUM_TILES], arguments[names.NUM_BLOCKS] = len(tiles), len(blocks)
         arguments[names.TILES], arguments[names.BLOCKS] = tiles.ctypes.data, blocks.ctypes.data
-        self._gemms[:, self._gemm.ROWS] = len(rows)
+        self._gemms[:, self._gemm.ROWS] = rows
         self._region.prepare(threads)
         self._gemms[:, : self._num_reserved] = arguments[: self._num_reserved]
         self._region.run(threads)

@@ -11,12 +11,14 @@ import torch
 @dataclass(frozen=True, slots=True)
 class TokenRow:
     """The tokens of all texts of a run, on the device. `values`: int32 [ids, positions and types, tokens]. `starts`:
-    int32 [texts + 1]. `longest`: the most tokens of a text.
+    int32 [texts + 1]. `longest`: the most tokens of a text. `noted`: where compiled layers append the states
+    before the first and after the last of them, unless they read angles too; None where they do not.
     """
 
     values: torch.Tensor
     starts: torch.Tensor
     longest: int
+    noted: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 class _Thread(threading.local):

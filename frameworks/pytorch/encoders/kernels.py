@@ -117,7 +117,7 @@ class EncoderKernels:
         from frameworks.pytorch.encoders.varlen_attention import flash_attention, unavailable_because
 
         if compiled:
-            layers = PackedLayers(model, None, compiled[0].largest_window)
+            layers = PackedLayers(model, None, compiled[0])
             if len(compiled) > 1:
                 layers.reason = "its encoders cannot tell whose texts they compute"
         else:

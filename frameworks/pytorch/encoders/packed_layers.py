@@ -7,10 +7,10 @@ thread: the boundaries of the texts in a row of tokens, or whether any text is p
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, wraps
+from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface
@@ -18,8 +18,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from frameworks.pytorch.encoder_layers.embeddings import Embeddings
 from frameworks.pytorch.encoder_layers.token_rows import TokenRow, computing, row_of_thread
 from frameworks.pytorch.encoders.varlen_attention import VarlenAttention
+
+if TYPE_CHECKING:
+    from frameworks.pytorch.encoder_layers.layers import CompiledLayers
 
 _ATTENTION = "roundhouse_texts"
 
@@ -56,15 +60,18 @@ def running(run: Run) -> Iterator[None]:
 class PackedLayers:
     """The layers of one model. `reason`: why they cannot take a row of tokens; None where a trial may show it."""
 
-    def __init__(self, model: Any, attention: VarlenAttention | None, largest_window: int | None = None) -> None:
+    def __init__(self, model: Any, attention: VarlenAttention | None, compiled: "CompiledLayers | None" = None) -> None:
         """`model`: of transformers. It gets the attention function and the masks of this module; where `attention` is
-        None its layers have been changed to read `row_of_thread`. `largest_window`: of such layers.
+        None its layers have been changed to read `row_of_thread`: `compiled` are those.
         """
         self.reason: str | None = None
-        self.largest_window = largest_window
+        self.largest_window = None if compiled is None else compiled.largest_window
         """Of the attention of all rows so far, in tokens on a side with the own one; 0 without any, None before."""
         self.are_compiled = attention is None
-        self._attention = attention
+        self._attention, self._compiled = attention, compiled
+        self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._tables: Embeddings | None = None
+        self._is_noted = compiled is None
         self._model = getattr(model, "base_model", None)
         if attention is not None:
             # A language model that scores answers is within another module.
@@ -82,10 +89,18 @@ class PackedLayers:
 
     def states(self, row: TokenRow) -> torch.Tensor:
         """Return the last states [tokens, size]."""
+        if self._embed is not None:
+            assert self._compiled is not None
+            starts = row.starts.tolist()
+            rows = None if self._tables is None else self._tables.rows_of(row.values)
+            if self._tables is not None and rows is not None:
+                return self._compiled.of_tokens(self._tables, rows, starts)
+            return self._compiled(self._embed(row.values), starts)[0]
         assert self._model is not None
+        noted: list[tuple[torch.Tensor, torch.Tensor]] | None = None if self._is_noted else []
         _THREAD.layers = self
         try:
-            with computing(row):
+            with computing(replace(row, noted=noted)):
                 values = row.values[:, None]
                 types = {"token_type_ids": values[2]} if self._reads_types else {}
                 # transformers passes a mask of four axes as it is. Without any it would look for texts in the
@@ -93,9 +108,39 @@ class PackedLayers:
                 mask = values.new_ones(1, 1, 1, 1, dtype=torch.bool)
                 output = self._model(input_ids=values[0], position_ids=values[1], attention_mask=mask, **types)
                 states: torch.Tensor = output.last_hidden_state
+                if noted:
+                    self._note(row, *noted[0], states)
                 return states[0]
         finally:
             _THREAD.layers = None
+
+    def _note(self, row: TokenRow, given: torch.Tensor, found: torch.Tensor, states: torch.Tensor) -> None:
+        """Leave transformers' code out from now on, where the model is its embeddings and its layers. That code takes
+        a millisecond. `given`, `found`: before and after the layers. `states`: the last ones of the model.
+        """
+        self._is_noted = True
+        embeddings = getattr(self._model, "embeddings", None)
+        if found is not states or not isinstance(embeddings, torch.nn.Module):
+            return
+        names = signature(embeddings.forward).parameters
+        if "position_ids" in names:
+            embed = partial(_embedded, embeddings, "token_type_ids" in names)
+            if torch.equal(embed(row.values), given):
+                self._embed = embed
+                self._tables = self._tables_of(row, embeddings, given)
+
+    def _tables_of(self, row: TokenRow, embeddings: torch.nn.Module, expected: torch.Tensor) -> Embeddings | None:
+        """Return the tables of embeddings whose states compiled code computes too. `expected`: [1, tokens, size]."""
+        try:
+            tables = Embeddings(embeddings)
+        except (AttributeError, ValueError):
+            return None
+        rows = tables.rows_of(row.values)
+        assert self._compiled is not None
+        if rows is None or expected.dtype != torch.float32:
+            return None
+        found = self._compiled.of_tokens(tables, rows, row.starts.tolist(), range(0))
+        return tables if torch.allclose(found, expected[0], rtol=0, atol=1e-5) else None
 
     def attend(
         self, row: TokenRow, rows: list[torch.Tensor], scale: float | None, window: int | None, is_causal: bool
@@ -109,6 +154,13 @@ class PackedLayers:
         query, key, value = rows
         sides = (before, 0 if is_causal else before)
         return self._attention(query, key, value, row.starts, row.longest, scale, sides)
+
+
+def _embedded(embeddings: torch.nn.Module, reads_types: bool, values: torch.Tensor) -> torch.Tensor:
+    """Return the states [1, tokens, size] of a row's values."""
+    types = {"token_type_ids": values[2:3]} if reads_types else {}
+    states: torch.Tensor = embeddings(input_ids=values[0:1], position_ids=values[1:2], **types)
+    return states
 
 
 @cache

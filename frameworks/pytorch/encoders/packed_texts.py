@@ -155,6 +155,8 @@ class PackedTexts:
         bucket = self._bucket_of(texts, values.shape[1])
         if bucket is None:
             row = TokenRow(self._sent(values), self._sent(starts), longest)
+            if values.shape[1] == texts * longest:
+                return self._layers.states(row).view(texts, longest, -1)
             return _unpacked(self._layers.states(row), row.starts, texts, longest)
         assert self._tables is not None
         # All threads share the tables and the states of the graphs.

@@ -17,6 +17,7 @@ from frameworks.pytorch.compiled.attention.cache_rows import (
 )
 from frameworks.pytorch.compiled.cpu_features import has_amx
 from frameworks.pytorch.compiled.decoder_step.norm_rope import apply_rope
+from frameworks.pytorch.compiled.encoder_step.embeddings import embed_rows
 from frameworks.pytorch.compiled.encoder_step.encoder_arguments import (
     ATTENDED,
     ATTENDED_NORM,
@@ -170,6 +171,7 @@ def _attend_tiles(arguments: Any, layer: int, thread: int, threads: int) -> None
 def _region(arguments: Any) -> None:
     thread, threads = thread_number(arguments), num_threads(arguments)
     states, normed = arguments[STATES], arguments[NORMED]
+    embed_rows(arguments, thread, threads)
     for layer in range(arguments[LAYERS]):
         table = pointer_to_integers(arguments[TABLE] + 8 * NUM_COLUMNS * layer)
         _norm_rows(arguments, table[ATTENTION_NORM], table[ATTENTION_NORM + 1], normed, thread, threads)

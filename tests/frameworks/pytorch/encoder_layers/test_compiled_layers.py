@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.core.errors import InvalidModel
+from frameworks.core.errors import InvalidModel, ModelFailed
 from frameworks.pytorch.compiled.matmul.float_linears import FormatName, compiles
 from frameworks.pytorch.compiling.background import CompilationFailed
 from frameworks.pytorch.cpu_layers.compiled import CompiledLayer
@@ -34,7 +34,7 @@ from tests.frameworks.pytorch.compiled.layers import needs_integers, needs_vecto
 from tests.support.held_code import wait_until
 from tests.support.models.encoder_families import CHANGED_BY_PADDING, USABLE_POSITIONS, save_family
 from tests.support.models.late_folders import save_pylate
-from tests.support.models.text_files import TEXTS
+from tests.support.models.text_files import TEXTS, VOCABULARY_SIZE
 from tests.support.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
 from tests.support.models.vision_folders import save_image_classifier
 
@@ -78,6 +78,21 @@ def test_rows_equal_those_of_torch(
     model = check_equal(made_once(save, family=family), RAGGED)
     assert model.packed.is_used
     assert any(isinstance(each, CompiledLayer) for each in model.module.modules())
+    # ModernBERT has angles, and a norm behind its layers.
+    assert (model.packed._layers._tables is None) == (family == "modernbert")
+
+
+def test_token_types_change_rows_as_those_of_torch(made_once: FolderMaker) -> None:
+    folder = made_once(save_classifier)
+    model, other = load(folder, "compiled"), load(folder, "plain")
+    token_ids = model.tokenizer.tokenize(RAGGED, truncate=True)
+    types = [[int(at > len(ids) // 2) for at in range(len(ids))] for ids in token_ids]
+    found, expected, without = (
+        each.infer(TokenBatch(token_ids, token_type_ids=own))[TEXT_OUTPUT]
+        for each, own in ((model, types), (other, types), (model, None))
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * max(1.0, np.abs(expected).max()))
+    assert np.abs(found - without).max() > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,6 +190,15 @@ def test_torch_computes_packed_scales_once() -> None:
         [compiled] = compile_layers(model, "compiled")
         compiled.is_used = False
         torch.testing.assert_close(model(pixel_values=pixels).last_hidden_state, expected, rtol=0, atol=2e-5)
+
+
+def test_tokens_without_embeddings_are_refused(made_once: FolderMaker) -> None:
+    """As torch refuses them: compiled code would read other memory."""
+    model = load(made_once(save_embedder), "compiled")
+    assert model.packed._layers._tables is not None
+    for token_id in (VOCABULARY_SIZE, -1, 2**31 - 1):
+        with pytest.raises((ModelFailed, IndexError)):
+            model.infer(TokenBatch([[2, token_id, 3]]))
 
 
 def test_vectors_of_tokens_equal_those_of_torch(made_once: FolderMaker) -> None:
