@@ -1,6 +1,7 @@
 """Measure requests per second and latency of tensors in JSON beside other servers, with wrk."""
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import psutil
 
 from tools.bench.peers.start import enter, enter_peer, litserve, mlserver, no_op, plain_fastapi
 from tools.bench.shared import wrk
@@ -25,6 +27,8 @@ _LATENCY_SECONDS = 1
 # Longer: the plain server answers few of these, and requests in progress at the end do not count.
 _IMAGE_SECONDS = 4
 _VECTOR = [0.5] * 16
+_BODIES_TO_COMPILE = 10
+_COMPILED_WITHIN_S = 120.0
 _IMAGE_FLOATS = 3 * 224 * 224
 _PEERS = ("plain FastAPI", "LitServe", "MLServer")
 _MAY_LACK = ("LitServe", "MLServer")
@@ -61,8 +65,21 @@ def measure_throughput(image: Path, vector: Path) -> list[Row]:
             {name: ways[name] for name in ("ours", "plain FastAPI", _FLOOR)}, connections=1, seconds=_LATENCY_SECONDS
         )
     with _image_ways(image) as ways:
+        _compile_numbers(ways["ours"])
         large = _measured(ways, connections=8, seconds=_IMAGE_SECONDS)
     return [_many_row(many), _one_row(one), _large_row(large)]
+
+
+def _compile_numbers(way: _Way) -> None:
+    """Send enough numbers for the server to compile their reader, and wait for the process that does it."""
+    for _ in range(_BODIES_TO_COMPILE):
+        way.answer()
+    process = psutil.Process(way.server.process.pid)
+    deadline_s = time.monotonic() + _COMPILED_WITHIN_S
+    with way.server.awake():
+        time.sleep(1)
+        while process.children() and time.monotonic() < deadline_s:
+            time.sleep(1)
 
 
 def _measured(ways: Mapping[str, _Way], connections: int, seconds: int = _SECONDS) -> Loads:
@@ -134,7 +151,7 @@ def _one_row(loads: Loads) -> Row:
 def _large_row(loads: Loads) -> Row:
     figure = f"{_median(loads, 'ours', 'per_second'):.0f} req/s, {_median(loads, 'ours', 'cpu_us') / 1e3:.1f} ms CPU"
     return Row(
-        "150,528 floats in JSON, 8 connections", figure, "≥ 8.5 times plain FastAPI", _beside(loads, "plain FastAPI")
+        "150,528 floats in JSON, 8 connections", figure, "≥ 10 times plain FastAPI", _beside(loads, "plain FastAPI")
     )
 
 
