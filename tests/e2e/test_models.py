@@ -80,7 +80,8 @@ def test_list_shows_every_model(server: RunningServer) -> None:
         {"name": "output_probability", "dtype": "sequence(map(int64, float32))", "shape": None},
     ]
     assert models["minilm"]["outputs"] == [{"name": "embeddings", "dtype": "float32", "shape": [-1, 384]}]
-    assert 85e6 < models["minilm"]["memory_bytes"] < 140e6  # the first model pays for the modules of its kernels
+    # The first model pays for the modules of its kernels. With AMX a weight of float32 may take 6 bytes.
+    assert 85e6 < models["minilm"]["memory_bytes"] < 180e6
 
 
 def test_model_detail(server: RunningServer) -> None:
