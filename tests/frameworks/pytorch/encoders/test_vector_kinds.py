@@ -156,8 +156,9 @@ def test_one_head_is_enough(tmp_path: Path) -> None:
     assert model.spec.text.kinds == ("dense", "sparse")
 
 
-def test_memory_counts_heads(folder: Path, model: Any) -> None:
-    plain = load(folder, allow_pickled_weights=False)
+def test_memory_counts_heads(folder: Path) -> None:
+    # A measurement may choose kernels whose weights have other sizes.
+    model, plain = load(folder, kernels="plain"), load(folder, kernels="plain", allow_pickled_weights=False)
     heads = sum((folder / name).stat().st_size for name in ("sparse_linear.pt", "colbert_linear.pt"))
     assert 0 < model.spec.memory_bytes - plain.spec.memory_bytes <= heads
 
