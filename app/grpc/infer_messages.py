@@ -30,6 +30,8 @@ _SETTERS: tuple[tuple[type, str], ...] = (
 )
 
 Part = bytes | memoryview
+_MOST_KEPT_ID = 128
+"""Characters of a request's id, up to which the head of its responses is kept. Clients choose the id."""
 
 
 def parse_request(received: ReceivedInfer, spec: ModelSpec) -> ParsedRequest:
@@ -112,8 +114,9 @@ def serialize_response(
     Its contents are typed if those of the request are (`is_typed`) and if all datatypes have typed contents; otherwise
     all are raw. `large_elements`: from so many on, the tensors do not pass through protobuf. Call it in a thread then.
     """
-    if not is_typed and (parameters or not request_id) and sum([each.value.size for each in tensors]) < large_elements:
-        # All but the contents is the same in most responses without an id, and in those of one stream.
+    # All but the contents is the same in most responses without an id, and in those of one stream.
+    longest_id = _MOST_KEPT_ID if parameters else 0
+    if not is_typed and len(request_id) <= longest_id and sum([each.value.size for each in tensors]) < large_elements:
         outputs = tuple([(each.name, each.datatype, each.value.shape) for each in tensors])
         options = tuple([(name, type(value), value) for name, value in parameters.items()])
         parts: list[Part] = [_described(request_id, model, version, options, outputs)]

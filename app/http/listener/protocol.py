@@ -13,6 +13,8 @@ from app.http.listener.cycle import FAST_PATH, Cycle
 from app.http.listener.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
+_END_OF_HEAD = b"\r\n\r\n"
+
 
 class BoundedHttpProtocol(ParsingProtocol):
     """One connection. Subclasses with `limits` are given to uvicorn.Config as its `http` class.
@@ -75,9 +77,10 @@ class BoundedHttpProtocol(ParsingProtocol):
                     return
             cycle = self.cycle
             if cycle is not previous and is_between and not cycle.more_body:
-                self._head = data[: size - cycle.received_bytes]
-                if self._head.find(b"\r\n\r\n") == size - cycle.received_bytes - 4:
-                    self._request_bytes = size
+                head = data[: size - cycle.received_bytes]
+                # No part of another request, and no chunks.
+                if head.find(_END_OF_HEAD) == len(head) - len(_END_OF_HEAD):
+                    self._head, self._request_bytes = head, size
         if self._held_bytes > MAX_HEAD_BYTES:
             self.refuse_head()
         cycle = self.cycle

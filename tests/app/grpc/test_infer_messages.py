@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from app.grpc.infer_messages import (
+    _described,
     is_typed,
     parse_request,
     read_parameters,
@@ -219,3 +220,12 @@ def received(request: Any, large: bool) -> ReceivedInfer:
 
 def parse(request: Any, large: bool) -> ParsedRequest:
     return parse_request(received(request, large), SPEC)
+
+
+def test_heads_of_long_ids_are_not_kept() -> None:
+    outputs = [OutputTensor("y", "FP32", np.zeros((1, 2), np.float32))]
+    for size, kept in ((128, 1), (129, 0)):
+        _described.cache_clear()
+        serialized = serialize_response("i" * size, False, outputs, "m", "3", {"final": True})
+        assert ModelInferResponse.FromString(serialized).id == "i" * size
+        assert _described.cache_info().currsize == kept
