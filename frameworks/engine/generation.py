@@ -13,7 +13,14 @@ from frameworks.core.text_lengths import TextLimit
 from frameworks.core.timings import Timings
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
-from frameworks.engine.generation_limits import check_prompt_logprobs, field_of, max_tokens_of
+from frameworks.engine.generation_limits import (
+    check_options_of_source,
+    check_prompt_logprobs,
+    check_source,
+    field_of,
+    max_tokens_of,
+    with_defaults_of_source,
+)
 from frameworks.engine.images import ConversationImages, HeldImages
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.engine.stream import GenerationStream
@@ -135,6 +142,8 @@ class GenerationService:
         if deadline_s is not None and loop.time() >= deadline_s:
             raise self._too_late()
         assert model.spec.generation is not None
+        if model.spec.generation.source is not None:
+            request = with_defaults_of_source(request, model.spec.generation.source)
         sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces, use.number if use else 0)
         budget = run.permit.token_budget
         if budget is not None:
@@ -170,7 +179,11 @@ class GenerationService:
         tokenizer, prompts, constraint = model.tokenizer, request.prompts, request.constraint
         assert model.spec.generation is not None
         # The text needs a token too.
+        source = model.spec.generation.source
         max_tokens = model.spec.generation.max_context_tokens - (request.stopping.max_tokens != 0)
+        if source is not None:
+            max_tokens = source.max_tokens
+            check_options_of_source(request)
         limit = tokenizer.limit(max_tokens)
         stops = request.stopping.strings
         suffix = request.prompt_options.suffix or ""
@@ -294,7 +307,12 @@ def _sequences(
     arrived_s = time.perf_counter()
     sequences: list[SequenceRequest] = []
     for i, prompt_ids in enumerate(prepared.prompts):
-        max_tokens = max_tokens_of(request, i, prompt_ids, spec.max_context_tokens)
+        media = prepared.media
+        if spec.source is not None:
+            check_source(request, i, prompt_ids, spec.source.max_tokens)
+            prompt_ids, media = spec.source.prompt_of(prompt_ids)
+        text_prompt_ids = prompt_ids if spec.source is None else spec.source.decoder_prompt
+        max_tokens = max_tokens_of(request, i, text_prompt_ids, spec.max_context_tokens)
         seed = secrets.randbelow(_SEEDS) if request.sampling.seed is None else request.sampling.seed
         first = SequenceRequest(
             0,
@@ -312,7 +330,7 @@ def _sequences(
             adapter_id=adapter_id,
             bad_sequences=prepared.bad_sequences,
             forced_tokens=spec.forced_tokens if is_free else NOT_FORCED,
-            media=prepared.media,
+            media=media,
         )
         sequences += [
             replace(
@@ -333,9 +351,12 @@ def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: S
     marks = request.text_format.marks
     shown = model.tokenizer.special_tokens(marks) if marks else {}
     beginning = THINK if prepared.is_opened else ""
+    assert model.spec.generation is not None
+    has_source = model.spec.generation.source is not None
 
     def stream(prompt_ids: tuple[int, ...]) -> TokenStream:
-        own = model.tokenizer.stream(prompt_ids[-_MAX_TOKENS_BEFORE:])
+        # The text of a model with an encoder continues none.
+        own = model.tokenizer.stream(() if has_source else prompt_ids[-_MAX_TOKENS_BEFORE:])
         return MarkedStream(own, shown, beginning) if marks else own
 
     return [

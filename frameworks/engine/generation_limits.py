@@ -1,8 +1,10 @@
 """Limits of a request to generate text: numbers of texts, tokens and log probabilities."""
 
 import sys
+from dataclasses import replace
 
 from frameworks.core.errors import InvalidInput
+from frameworks.generation.sources import SourceSpec
 from frameworks.generation.types import Conversation, GenerateRequest, Prompt
 
 MAX_SEQUENCES = 128
@@ -94,3 +96,34 @@ def max_tokens_of(request: GenerateRequest, prompt_index: int, prompt_ids: tuple
             "min_tokens", f"expected at most {max_tokens} (max_tokens), got {request.stopping.min_tokens}; lower it"
         )
     return max_tokens
+
+
+def check_options_of_source(request: GenerateRequest) -> None:
+    """Raise InvalidInput for an option of prompts that a model with an encoder does not have."""
+    options = request.prompt_options
+    remedy = "expected none for a model whose encoder reads the prompt, got some; omit the field"
+    given = {"echo": options.is_echoed, "prompt_logprobs": options.top_logprobs, "suffix": options.suffix}
+    for field, value in given.items():
+        if value is not None and value is not False:
+            raise InvalidInput(field, remedy)
+
+
+def check_source(request: GenerateRequest, prompt_index: int, source_ids: tuple[int, ...], most: int) -> None:
+    """Raise InvalidInput for a prompt that an encoder does not read. `most`: tokens of a source."""
+    field = field_of(request.prompts, prompt_index)
+    if not source_ids:
+        raise InvalidInput(field, "expected at least one token, got none; send a text")
+    if len(source_ids) > most:
+        raise InvalidInput(
+            field, f"expected at most {most} tokens, which the encoder reads, got {len(source_ids)}; shorten it"
+        )
+
+
+def with_defaults_of_source(request: GenerateRequest, source: SourceSpec) -> GenerateRequest:
+    """Return the request with the lengths that the model's files state, where it states none."""
+    stopping = request.stopping
+    if stopping.max_tokens is None and source.max_new_tokens is not None:
+        stopping = replace(stopping, max_tokens=source.max_new_tokens, may_be_fewer=True)
+        if not stopping.min_tokens:
+            stopping = replace(stopping, min_tokens=min(source.min_new_tokens, source.max_new_tokens))
+    return request if stopping is request.stopping else replace(request, stopping=stopping)

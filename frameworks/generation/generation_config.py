@@ -16,6 +16,7 @@ from frameworks.generation.types import ForcedTokens, Sampling
 _GENERATION_CONFIG = "generation_config.json"
 _CONFIG = "config.json"
 _EOS = "eos_token_id"
+_DECODER_START = "decoder_start_token_id"
 # Names of the part of a config.json that describes the text model, as transformers looks for it.
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 # Of settings that are not served, the values without effect. The manual lists every key: docs/model-files.md.
@@ -48,6 +49,9 @@ _UNSERVED: dict[str, tuple[object, ...]] = {
     "watermarking_config": (),
 }
 
+_OF_SOURCES = frozenset({"min_length", "min_new_tokens"})
+"""Those that are served for models with an encoder."""
+
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
     """Return the tokens that end a text; empty if the files name none.
@@ -60,6 +64,49 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
     if ids is None:
         ids = _token_ids(folder / _CONFIG, _settings_of_config(folder), _EOS)
     return frozenset(ids or ())
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """What the files of a model with an encoder say of its texts, as transformers' `generate` reads them.
+
+    `decoder_prompt`: the tokens that a text follows. `max_new_tokens`: None where the files do not bound a text.
+    """
+
+    decoder_prompt: tuple[int, ...]
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+
+
+def source_settings(folder: Path, vocabulary_size: int) -> SourceSettings:
+    """Return the settings of a model with an encoder. Raises InvalidModel for values of another kind, and where no
+    token begins the texts of the decoder.
+    """
+    file, settings = _settings(folder)
+    config = _settings_of_config(folder)
+    start: tuple[int, ...] | None = None
+    for name in (_DECODER_START, "bos_token_id"):
+        start = start or _token_ids(file, settings, name) or _token_ids(folder / _CONFIG, config, name)
+    if not start or len(start) > 1 or start[0] >= vocabulary_size:
+        raise InvalidModel(
+            f"{file}: {_DECODER_START}: expected a token id below {vocabulary_size}, got "
+            f"{_shown_value(settings.get(_DECODER_START))}; add it"
+        )
+    # transformers counts the tokens of the decoder's prompt in a length, not in a number of new tokens.
+    most, least = (_count(file, settings, name) for name in ("max_new_tokens", "min_new_tokens"))
+    longest, shortest = (_count(file, settings, name) for name in ("max_length", "min_length"))
+    if most is None and longest is not None:
+        most = max(1, longest - len(start))
+    if least is None and shortest is not None:
+        least = max(0, shortest - len(start))
+    return SourceSettings(start, most, least or 0)
+
+
+def _count(file: Path, settings: dict[str, Any], name: str) -> int | None:
+    value = settings.get(name)
+    if value is not None and not (_is_integer(value) and value >= 0):
+        raise InvalidModel(f"{file}: {name}: expected an integer of at least 0, got {_shown_value(value)}; correct it")
+    return value
 
 
 def forced_tokens(folder: Path, vocabulary_size: int) -> ForcedTokens:
@@ -80,7 +127,7 @@ def forced_tokens(folder: Path, vocabulary_size: int) -> ForcedTokens:
     return ForcedTokens(*found)
 
 
-def default_sampling(folder: Path) -> Sampling:
+def default_sampling(folder: Path, *, has_encoder: bool = False) -> Sampling:
     """Return the sampling for requests that set none, from the folder's generation_config.json; without that file,
     from its config.json.
 
@@ -88,10 +135,15 @@ def default_sampling(folder: Path) -> Sampling:
     whatever `do_sample` says; absent ones are as in Sampling. So a file with `do_sample` false and no temperature does
     not make a model greedy: callers of OpenAI's API expect a temperature of 1 unless they set 0.
 
+    `has_encoder`: a model that translates or summarizes is greedy unless its files say `do_sample`, as in `generate`.
+
     Raises InvalidModel for a value of a wrong type or range, and for a setting that is not served.
     """
     file, config = _settings(folder)
-    refuse_settings(file, config, _UNSERVED)
+    unserved = {name: values for name, values in _UNSERVED.items() if not (has_encoder and name in _OF_SOURCES)}
+    refuse_settings(file, config, unserved)
+    if has_encoder and config.get("do_sample") is not True:
+        config = config | {"temperature": 0.0}
     values = {
         name: _read(file, name, config[name], rule)
         for name, rule in _VALUE_RULES.items()

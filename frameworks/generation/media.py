@@ -1,4 +1,4 @@
-"""The images of one prompt: what the model computes of them, and which tokens they take."""
+"""The images of one prompt, or the source of an encoder: what the model computes of them, and which tokens they take."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ class PromptMedia:
     """The images of a prompt of `num_tokens` tokens. `groups`: by their first tokens, ascending. `positions`: of RoPE,
     int64 [sections, prompt tokens]; None: each token has the position of its index. `inputs`: all tensors of
     transformers' processor, for a model that reads them in one pass of its own. `is_whole`: the prompt is computed in
-    one step. `blocks`: spans that a step does not divide, as their tokens see each other.
+    one step. `blocks`: spans that a step does not divide, as their tokens see each other. `source_tokens`: of a model
+    with an encoder, those that it reads; they take the first `padded_source` tokens of the prompt.
     """
 
     num_tokens: int
@@ -37,6 +38,8 @@ class PromptMedia:
     positions: Positions | None = None
     is_whole: bool = False
     blocks: tuple[tuple[int, int], ...] = ()
+    source_tokens: int = 0
+    padded_source: int = 0
 
     @property
     def offset(self) -> int:

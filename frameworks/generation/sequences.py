@@ -68,6 +68,17 @@ class SequenceRequest:
     media: PromptMedia | None = None
 
     @property
+    def text_prompt_ids(self) -> tuple[int, ...]:
+        """The tokens that the text continues: those of a prompt without the source of an encoder."""
+        return self.prompt_ids if self.media is None else self.prompt_ids[self.media.padded_source :]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return the tokens that the caller sent: the source of an encoder without its padding, or the prompt."""
+        media = self.media
+        return media.source_tokens if media is not None and media.padded_source else len(self.prompt_ids)
+
+    @property
     def cache_scope(self) -> str:
         """The scope of its cached blocks: another tenant or adapter has other keys and values."""
         scope = self.tenant.cache_scope

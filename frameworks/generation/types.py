@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
+from frameworks.generation.sources import SourceSpec
 from frameworks.generation.tools.formats import TextFormat
 
 FinishReason = Literal["stop", "length"]
@@ -230,7 +231,7 @@ class GenerationSpec:
     runs with transformers' caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
     tokens of a text to fill in. `adapters`: those that requests may name. `template_variables`: those of the chat
     template that requests may set. `forced_tokens`: of each text without a constraint. `vision`: None: it reads no
-    images.
+    images. `source`: of a model with an encoder, which reads the prompt; the context is that of its decoder.
     """
 
     max_context_tokens: int
@@ -246,6 +247,7 @@ class GenerationSpec:
     template_variables: frozenset[str] = frozenset()
     forced_tokens: ForcedTokens = NOT_FORCED
     vision: VisionSpec | None = None
+    source: SourceSpec | None = None
 
 
 class TokenText(NamedTuple):

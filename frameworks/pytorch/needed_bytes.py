@@ -61,6 +61,11 @@ class NeededBytes:
         """Of a language model: its KV cache, and the copy of an embedding table that the last layer packs."""
         from frameworks.pytorch.generation.step.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
 
+        if files.config.has_encoder:
+            from frameworks.pytorch.generation.encoder_decoder.shape import read_encoder_decoder_shape
+
+            of_both = read_encoder_decoder_shape(files.folder, dtype, files.entry.kv_cache_dtype)
+            return of_both.kv_bytes(files.entry, self.max_rows(files.entry), kind)
         try:
             shape = read_shape(files.folder, dtype, files.entry.kv_cache_dtype)
         except NotPaged:

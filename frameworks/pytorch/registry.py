@@ -28,7 +28,7 @@ from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.tasks.architectures import SERVED, find_task
-from frameworks.text.config import GENERATES, TextConfig, read_text_config
+from frameworks.text.config import ENCODER_DECODERS, GENERATES, TextConfig, read_text_config
 from frameworks.text.gguf.folder import GgufFolders
 from frameworks.text.pair_scores import Answers
 from frameworks.text.sentence_modules.router import Side, Sides, read_sides
@@ -55,6 +55,11 @@ _KEYS_OF_GENERATORS = (
 )  # fmt: skip
 
 
+_KEYS_OF_LANGUAGE_MODELS = (
+    "speculation", "draft_model", "num_speculative_tokens", "adapters", "tensor_parallel", "vision", "max_images",
+    "max_image_pixels", "max_video_frames", "max_video_seconds",
+)  # fmt: skip
+"""Those of generators that a model with an encoder does not have."""
 _KEYS_OF_IMAGES = ("max_images", "max_image_pixels")
 """Those of models that embed images and texts alike, too."""
 
@@ -164,6 +169,10 @@ class TorchRegistry:
                 from frameworks.pytorch.generation.tensor_parallel.loading import load_parallel
 
                 return [load_generator(load, serve=load_parallel)]
+            if files.config.has_encoder:
+                from frameworks.pytorch.generation.encoder_decoder.loading import load_encoder_decoder
+
+                return [load_generator(load, serve=load_encoder_decoder, has_encoder=True)]
             return [load_generator(load, draft)]
         return self._load_encoders(files, device, threads, None if bits is None else self._copies)
 
@@ -334,11 +343,14 @@ def _check_kind(files: ModelFiles) -> None:
     if reason is not None:
         raise InvalidModel(f"{folder}: {config.architecture} is not served: {reason}; choose another model")
     is_other = config.architecture.endswith(_GENERATES_OTHERWISE) and not config.reads_messages
-    if config.is_encoder_decoder or (is_other and not config.generates):
+    if (config.is_encoder_decoder or is_other) and not config.generates:
         raise InvalidModel(
-            f"{folder}: expected an encoder (embed, classify) or a causal language model (generate), "
-            f"got {config.architecture or config.model_type}"
+            f"{folder}: expected an encoder (embed, classify) or a model that generates text, one of "
+            f"{', '.join(sorted(ENCODER_DECODERS))} or a causal language model, got "
+            f"{config.architecture or config.model_type}"
         )
+    if config.has_encoder:
+        _check_encoder_decoder(files)
     generates = config.generates
     # "bert" and "llama" are families; any other model_type must be that of the folder.
     family = "llama" if config.architecture.endswith(GENERATES) else "bert"
@@ -363,6 +375,19 @@ def _check_kind(files: ModelFiles) -> None:
     if files.entry.score_tokens is not None and config.answers is None:
         found = config.architecture or config.model_type
         raise InvalidModel(f"{folder}: score_tokens: expected a causal language model, got {found}; remove it")
+
+
+def _check_encoder_decoder(files: ModelFiles) -> None:
+    """Raise InvalidModel for a key of an entry that a model with an encoder and a decoder does not have."""
+    fields, entry = TorchModelEntry.model_fields, files.entry
+    unsuitable = [key for key in _KEYS_OF_LANGUAGE_MODELS if getattr(entry, key) != fields[key].default]
+    if unsuitable:
+        name = files.config.architecture
+        raise InvalidModel(f"{files.folder}: {unsuitable[0]}: expected none for a model of {name}; remove it")
+    if entry.dtype == "int4":
+        raise InvalidModel(
+            f'{files.folder}: dtype: expected "f32", "bf16", "f16" or "int8" for a model with an encoder, got "int4"'
+        )
 
 
 def _embeds_images(config: TextConfig) -> bool:

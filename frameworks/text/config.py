@@ -29,6 +29,17 @@ from frameworks.text.unserved_settings import refuse_unserved
 _CLASSIFIES = "ForSequenceClassification"
 GENERATES = ("ForCausalLM", "LMHeadModel")
 """Ends of the architectures that generate text."""
+ENCODER_DECODERS = frozenset(
+    {
+        "BartForConditionalGeneration", "BigBirdPegasusForConditionalGeneration", "BlenderbotForConditionalGeneration",
+        "BlenderbotSmallForConditionalGeneration", "LongT5ForConditionalGeneration", "M2M100ForConditionalGeneration",
+        "MBartForConditionalGeneration", "MT5ForConditionalGeneration", "MarianMTModel",
+        "NllbMoeForConditionalGeneration", "PLBartForConditionalGeneration", "PegasusForConditionalGeneration",
+        "PegasusXForConditionalGeneration", "SwitchTransformersForConditionalGeneration",
+        "T5ForConditionalGeneration", "UMT5ForConditionalGeneration",
+    }
+)  # fmt: skip
+"""Classes that read a text with an encoder, and generate another one with a decoder."""
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
 _EMBEDS_NOT = ("DoubleHeadsModel",)
@@ -121,7 +132,12 @@ class TextConfig:
     def generates(self) -> bool:
         """Whether the model generates text. A language model with a module for its output embeds, or scores pairs."""
         generates = self.architecture.endswith(GENERATES) or self.architecture in IMAGE_TEXT_MODELS
-        return generates and self.pooling is None and self.answers is None
+        return (generates or self.has_encoder) and self.pooling is None and self.answers is None
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the model generates with a decoder over the states of an encoder."""
+        return self.architecture in ENCODER_DECODERS and self.pooling is None
 
     @property
     def reads_pages(self) -> bool:

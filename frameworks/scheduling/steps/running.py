@@ -58,9 +58,10 @@ class RunningSequences:
         self.pool.mark_pending(sequence.chain, sequence.content_ids)
         if not sequence.has_begun:
             sequence.has_begun = True
-            plan.begun.append((sequence.sequence_id, sequence.num_computed_tokens))
-            self.prompt_tokens += len(sequence.request.prompt_ids)
-            self.prefix_hit_tokens += sequence.num_computed_tokens
+            num_cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)
+            plan.begun.append((sequence.sequence_id, num_cached))
+            self.prompt_tokens += sequence.request.num_prompt_tokens
+            self.prefix_hit_tokens += num_cached
         self.sequences.append(sequence)
         self.sequences.sort()
 

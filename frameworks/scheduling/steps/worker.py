@@ -90,7 +90,7 @@ class StepWorker:
         self._feeds[request.sequence_id] = feed
         if request.tenant.name:
             feed.tenant_tokens = self._counts.tenants.setdefault(request.tenant.name, TenantTokens())
-            self._prompt_lengths[request.sequence_id] = len(request.prompt_ids)
+            self._prompt_lengths[request.sequence_id] = request.num_prompt_tokens
         feed.attach(request.sequence_id, self._abort_sequence)
         self._charges.open(request.sequence_id, request.tenant)
         self._send(request)

@@ -83,11 +83,11 @@ class BlockAttention:
             key_value = key_value[: layout.num_tokens]
         self._cache.write(layer, layout.writes, key_value)
         if layout.num_decodes == num_rows:
-            return self._decode(query, layer, layout.decode_rows(window), scale, softcap)
+            return self.decode(query, layer, layout.decode_rows(window), scale, softcap)
         attended: list[torch.Tensor] = []
         if layout.num_decodes:
             queries = query[: layout.num_decodes]
-            attended.append(self._decode(queries, layer, layout.decode_rows(window), scale, softcap))
+            attended.append(self.decode(queries, layer, layout.decode_rows(window), scale, softcap))
         keys, values = self._cache.layers[layer]
         key, value = key_value[:, : self._heads], key_value[:, self._heads :]
         for part in layout.prefills:
@@ -108,14 +108,15 @@ class BlockAttention:
             attended.append(query.new_zeros(padding, *query.shape[1:]))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
-    def _decode(
+    def decode(
         self,
         query: torch.Tensor,
         layer: int,
         rows: DecodeRows,
         scale: float,
-        softcap: float | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
+        """Attend to blocks of the cache, one query of each sequence: [sequences, query heads, head size]."""
         keys, values = self._of_blocks(layer, rows)
         queries = query.index_select(0, rows.query_rows).view(-1, self._group, self._size)
         if softcap is None:

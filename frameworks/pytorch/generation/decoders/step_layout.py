@@ -1,7 +1,7 @@
 """Compute where a step reads and writes in the KV cache."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -58,6 +58,13 @@ class DecodeRows:
     table: torch.Tensor
     table_index: torch.Tensor
     is_single_sequence: bool
+
+
+class TextBlocks(NamedTuple):
+    """The blocks of one text, and the number of its tokens that a query attends to."""
+
+    blocks: list[int]
+    length: int
 
 
 class PrefillPart:
@@ -211,7 +218,9 @@ class LayoutMaker:
                 )
                 for end, part in zip(ends[num_decodes:], parts[num_decodes:], strict=True)
             ],
-            make_decode_rows=partial(self._decode_rows, parts[:num_decodes]),
+            make_decode_rows=partial(
+                self.decode_rows, [TextBlocks(part.sequence.blocks, part.start + 1) for part in parts[:num_decodes]]
+            ),
         )
 
     def _with_tables(self, parts: list[StepPart]) -> StepLayout:
@@ -228,19 +237,20 @@ class LayoutMaker:
             tables=tables,
         )
 
-    def _decode_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
-        if len(parts) == 1:
-            visible = _visible_blocks(parts[0], window)
-            blocks = parts[0].sequence.blocks[visible.first_block : visible.end_block]
+    def decode_rows(self, texts: Sequence[TextBlocks], window: int | None = None) -> DecodeRows:
+        """Return the rows that one query of each text reads in layers with this attention window. None: no window."""
+        if len(texts) == 1:
+            visible = _visible_blocks(texts[0].length, window)
+            blocks = texts[0].blocks[visible.first_block : visible.end_block]
             if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
-                return self._single_rows(parts[0], visible, blocks[0])
-        return self._batch_rows(parts, window)
+                return self._single_rows(texts[0].length, visible, blocks[0])
+        return self._batch_rows(texts, window)
 
-    def _single_rows(self, part: StepPart, visible: "_VisibleBlocks", low: int) -> DecodeRows:
+    def _single_rows(self, length: int, visible: "_VisibleBlocks", low: int) -> DecodeRows:
         """Return the rows of one sequence whose blocks are adjacent from `low` on: less work than `_batch_rows`."""
         count = visible.end_block - visible.first_block
         masked = np.zeros((count, BLOCK_TOKENS), dtype=np.float32)
-        masked[-1, part.start + 1 - (visible.end_block - 1) * BLOCK_TOKENS :] = masked_bias(self._shape.dtype)
+        masked[-1, length - (visible.end_block - 1) * BLOCK_TOKENS :] = masked_bias(self._shape.dtype)
         masked[0, : visible.first - visible.first_block * BLOCK_TOKENS] = masked_bias(self._shape.dtype)
         owners = torch.zeros(count, dtype=torch.int64, device=self._device)
         order = torch.arange(count, device=self._device)
@@ -256,15 +266,14 @@ class LayoutMaker:
             is_single_sequence=True,
         )
 
-    def _batch_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
+    def _batch_rows(self, texts: Sequence[TextBlocks], window: int | None) -> DecodeRows:
         blocks: list[int] = []
         owners: list[int] = []
         visible: list[tuple[int, int]] = []
         max_blocks = 1
-        for owner, part in enumerate(parts):
-            length = part.start + 1
-            first_visible, first_block, end_block = _visible_blocks(part, window)
-            blocks += part.sequence.blocks[first_block:end_block]
+        for owner, (own, length) in enumerate(texts):
+            first_visible, first_block, end_block = _visible_blocks(length, window)
+            blocks += own[first_block:end_block]
             owners += [owner] * (end_block - first_block)
             visible += [
                 (max(0, first_visible - block * BLOCK_TOKENS), min(BLOCK_TOKENS, length - block * BLOCK_TOKENS))
@@ -275,27 +284,27 @@ class LayoutMaker:
         is_together = high - low <= len(blocks) * (1 + _MAX_IDLE_ROWS) + 4
         rows = np.asarray(blocks) - low if is_together else np.arange(len(blocks))
         count = high - low if is_together else len(blocks)
-        owner_of = np.full(count, len(parts))
+        owner_of = np.full(count, len(texts))
         owner_of[rows] = owners
         limits = np.zeros((count, 2), dtype=np.int64)
         limits[rows] = visible
         tokens = np.arange(BLOCK_TOKENS)
         is_visible = (tokens >= limits[:, :1]) & (tokens < limits[:, 1:])
-        table = np.full((len(parts), max_blocks), count)
+        table = np.full((len(texts), max_blocks), count)
         table_index = np.zeros(count, dtype=np.int64)
-        column = np.concatenate([np.arange(n) for n in np.bincount(owners, minlength=len(parts))])
+        column = np.concatenate([np.arange(n) for n in np.bincount(owners, minlength=len(texts))])
         table[owners, column] = rows
         table_index[rows] = np.asarray(owners) * max_blocks + column
         return DecodeRows(
-            sequences=len(parts),
+            sequences=len(texts),
             blocks=self._views(low, high) if is_together else self._on_device(np.asarray(blocks)),
             owners=self._on_device(owner_of),
-            query_rows=self._on_device(np.minimum(owner_of, len(parts) - 1)),
+            query_rows=self._on_device(np.minimum(owner_of, len(texts) - 1)),
             bias=self._bias(np.where(is_visible, np.float32(0), np.float32(masked_bias(self._shape.dtype)))),
             max_blocks=max_blocks,
             table=self._on_device(table.reshape(-1)),
             table_index=self._on_device(table_index),
-            is_single_sequence=len(parts) == 1 and count == max_blocks,
+            is_single_sequence=len(texts) == 1 and count == max_blocks,
         )
 
     def _views(self, low: int, high: int) -> BlockViews:
@@ -334,7 +343,6 @@ class _VisibleBlocks(NamedTuple):
     end_block: int
 
 
-def _visible_blocks(part: StepPart, window: int | None) -> _VisibleBlocks:
-    length = part.start + 1
+def _visible_blocks(length: int, window: int | None) -> _VisibleBlocks:
     first = 0 if window is None else max(0, length - window)
     return _VisibleBlocks(first, first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS))

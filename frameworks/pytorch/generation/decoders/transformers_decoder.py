@@ -47,8 +47,8 @@ class TransformersDecoder:
         for module in model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 setattr(module, _ATTENTION_ATTRIBUTE, attention)
-        self.adaptable_layers = _put_linears(model, make_linear)
-        modules = [module for module in model.modules() if isinstance(module, _LinearModule)]
+        self.adaptable_layers = put_linears(model, make_linear)
+        modules = [module for module in model.modules() if isinstance(module, LinearModule)]
         self.linear_attributes = [LinearAttribute(module, "linear") for module in modules]
         model.set_attn_implementation(_ATTENTION)
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -80,8 +80,11 @@ class TransformersDecoder:
         return images.add_deep(index, output[0])[None]
 
 
-class _LinearModule(torch.nn.Module):
+class LinearModule(torch.nn.Module):
     """One of our linear layers, as a module of transformers."""
+
+    weight = None
+    """T5 asks for its dtype, where there is one."""
 
     def __init__(self, linear: Linear, outputs: int) -> None:
         super().__init__()
@@ -94,7 +97,7 @@ class _LinearModule(torch.nn.Module):
         return rows.view(*states.shape[:-1], self._outputs)
 
 
-def _put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
+def put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
     """Replace the linear layers; return those that compute one row for each token of a step: not the head, and no
     experts.
     """
@@ -106,10 +109,10 @@ def _put_linears(model: Any, make_linear: MakeLinear) -> list[AdaptableLayer]:
             if module not in of_language:
                 continue  # of a vision tower
             if isinstance(module, torch.nn.Linear | PackedModule):
-                replacement = _LinearModule(linear_of(module, make_linear), module.out_features)
+                replacement = LinearModule(linear_of(module, make_linear), module.out_features)
                 inputs, outputs = module.in_features, module.out_features
             elif isinstance(module, Conv1D):  # GPT-2's layer, whose weights are transposed
-                replacement = _LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)
+                replacement = LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)
                 inputs, outputs = module.nx, module.nf
                 step()
             else:

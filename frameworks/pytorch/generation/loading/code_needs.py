@@ -68,6 +68,16 @@ class CodeNeeds:
         self._wait()
         return None
 
+    def wait_for(self, model: Any) -> None:
+        """Wait for the code of the layers of a model whose kernels do not change later."""
+        if not self._compiles or not linear_weights(model):
+            return
+        parts = self._parts_of_floats(model)
+        if self._load.bits is not None:
+            parts |= _parts_of_quantized(self._load.bits, model) if compiles("int8") else set()
+        self._begin(parts)
+        self._wait()
+
     def wait(self, modules: Sequence[PackedModule]) -> None:
         """Wait for the code of packed layers whose kernels do not change later."""
         if self._compiles and modules:

@@ -17,7 +17,7 @@ from frameworks.pytorch.generation.loading.cached_loading import load_cached
 from frameworks.pytorch.generation.loading.draft_loading import LoadedDraft, load_draft
 from frameworks.pytorch.generation.loading.paged_loading import load_paged
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
-from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
+from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer, SourceTokenizer
 from frameworks.pytorch.generation.sampling.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling.sampler import Sampler
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
@@ -44,9 +44,12 @@ def load_generator(
     load: GeneratorLoad,
     draft: GeneratorLoad | None = None,
     serve: Callable[[GeneratorLoad], ServedModel] | None = None,
+    *,
+    has_encoder: bool = False,
 ) -> GeneratingModel:
     """Load the model. `draft`: the load of its draft model; None: it has none. `serve`: loads what computes its steps;
-    None: paged attention on one device, or transformers' own caches. Raises InvalidModel, OutOfMemory.
+    None: paged attention on one device, or transformers' own caches. `has_encoder`: it reads prompts with an encoder.
+    Raises InvalidModel, OutOfMemory.
     """
     folder, entry = load.folder, load.entry
     if entry.instances > 1:
@@ -55,7 +58,7 @@ def load_generator(
             "raise max_batch_size instead"
         )
     vocabulary_size = read_limits(folder).vocabulary_size
-    tokenizer = HuggingFaceTokenizer(folder, vocabulary_size)
+    tokenizer = (SourceTokenizer if has_encoder else HuggingFaceTokenizer)(folder, vocabulary_size)
     load = replace(load, tokenizer=tokenizer)
     if load.bits is not None:
         load = replace(load, text_ids=tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True)))
@@ -92,6 +95,7 @@ def _loaded(
         performance.ageing_s,
         splits_prompts=served.splits_prompts,
         max_scored_tokens=max_scored_tokens(vocabulary_size),
+        max_whole_prompts=1 if served.source is None else sequences,
     )
     speculation = _speculation(entry, served, scheduler, drafting, vocabulary_size)
     parts = EngineParts(
@@ -164,6 +168,8 @@ def _speculation(
 
 def _can_propose(served: ServedModel, name: str) -> bool:
     """Whether tokens can be proposed for the texts of a model. Warns where they cannot."""
+    if served.source is not None:
+        return False
     if served.unpaged_because is not None:
         log.warning("no tokens are proposed, as transformers' own caches take none back", model=name)
     return served.unpaged_because is None
@@ -191,13 +197,14 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
             vocabulary_size=vocabulary_size,
             eos_token_ids=frozenset(each for each in eos_token_ids(folder) if each < vocabulary_size),
             has_chat_template=tokenizer.has_chat_template,
-            sampling=default_sampling(folder),
+            sampling=default_sampling(folder, has_encoder=served.source is not None),
             text_format=text_format,
             has_reasoning_effort=template is not None and template.has_reasoning_effort,
             unpaged_because=served.unpaged_because,
             can_infill=tokenizer.infill_tokens is not None,
             template_variables=frozenset() if template is None else template.variables,
             forced_tokens=forced_tokens(folder, vocabulary_size),
+            source=served.source,
             vision=None if served.image_prompts is None else served.image_prompts.bounds,
         ),
         graphs=served.graphs,

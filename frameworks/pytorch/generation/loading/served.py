@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.generation.sources import SourceSpec
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
@@ -64,7 +65,7 @@ class ServedModel:
     which the caller starts; None where the model waits for none. `graphs`: as ModelSpec.graphs. `device_sampler`:
     None where the host samples. `followers`: the other ranks of `tensor_parallel`, which end with the model.
     `devices`: of all ranks; empty: that of the load. `image_prompts`: None where it reads no images. `tower`: as
-    EngineParts.tower.
+    EngineParts.tower. `source`: as GenerationSpec.source.
     """
 
     runner: StepRunner
@@ -84,6 +85,7 @@ class ServedModel:
     devices: tuple[str, ...] = ()
     image_prompts: "ImagePrompts | None" = None
     tower: VisionTower | None = None
+    source: SourceSpec | None = None
 
 
 def load_model(load: GeneratorLoad) -> Any:

@@ -47,13 +47,15 @@ class SamplingState:
         self._forced_tokens = request.forced_tokens
         self.forces_tokens = request.forced_tokens is not NOT_FORCED and bool(request.forced_tokens)
         """Whether `forced_ids` are ever not empty."""
-        self._num_prompt_tokens, self._max_tokens = len(request.prompt_ids), request.max_tokens
+        self._num_prompt_tokens, self._max_tokens = len(request.text_prompt_ids), request.max_tokens
         # With a constraint, its grammar decides whether tokens other than end tokens are allowed.
         suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
         self.logit_processor: LogitProcessor | None = None
         """None if no logit is changed."""
         if suppressed or request.bad_sequences or sampling.changes_logits:
-            changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size, request.bad_sequences)
+            changes = LogitProcessor(
+                sampling, request.text_prompt_ids, suppressed, vocabulary_size, request.bad_sequences
+            )
             self.logit_processor = changes if changes.has_effect else None
         self.draft: DraftDraw | None = None
         """The token that a draft model drew as the next one; None: none was drawn."""

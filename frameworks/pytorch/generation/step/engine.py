@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from frameworks.core.errors import InvalidModel, ModelFailed, RoundhouseError
+from frameworks.generation.media import PromptMedia
 from frameworks.generation.sequences import (
     GeneratedToken,
     SequenceRequest,
@@ -176,7 +177,12 @@ class GeneratingModel:
             prompt = tuple((7 * number + position) % spec.vocabulary_size for position in range(length))
             # Kernels are compiled for each kind of sampling: the second text has a penalty.
             sampling = Sampling(top_p=0.9, presence_penalty=float(number), seed=number)
-            self.add(SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, sampling, priority=DEFAULT_PRIORITY))
+            media: PromptMedia | None = None
+            if spec.source is not None:
+                prompt, media = spec.source.prompt_of(prompt)
+            self.add(
+                SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, sampling, priority=DEFAULT_PRIORITY, media=media)
+            )
         try:
             while self.has_work:
                 for _, error in self.step().failed:

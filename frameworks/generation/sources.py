@@ -1,0 +1,46 @@
+"""The source of a model with an encoder: a sequence begins with it, and its text follows the tokens of the decoder."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from frameworks.generation.media import ImageGroup, PromptMedia
+
+_PADDING = 0
+"""The token id behind a source, up to a whole block. No layer reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """How a model with an encoder reads a prompt. `max_tokens`: of a source. `decoder_prompt`: the tokens that the text
+    follows. `block_tokens`: a source takes whole blocks of the KV cache. `max_new_tokens`, `min_new_tokens`: of a text
+    for which the request states none; None: up to the end of the context.
+    """
+
+    max_tokens: int
+    decoder_prompt: tuple[int, ...]
+    block_tokens: int
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+
+    def prompt_of(self, source_ids: tuple[int, ...]) -> "SourcePrompt":
+        """Return the prompt of a sequence whose source has these tokens."""
+        ids = np.asarray(source_ids, np.int64)
+        padded = -(-len(ids) // self.block_tokens) * self.block_tokens
+        prompt_ids = (*source_ids, *[_PADDING] * (padded - len(ids)), *self.decoder_prompt)
+        # Cached blocks are found by the whole source: each state of an encoder depends on all of its tokens.
+        digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
+        group = ImageGroup(-1 - int.from_bytes(digest), {"input_ids": ids[None]}, ((0, padded),))
+        media = PromptMedia(
+            len(prompt_ids), (group,), group.inputs, is_whole=True, source_tokens=len(ids), padded_source=padded
+        )
+        return SourcePrompt(prompt_ids, media)
+
+
+class SourcePrompt(NamedTuple):
+    """The prompt of a sequence: its source, padded to whole blocks, then the tokens of the decoder."""
+
+    token_ids: tuple[int, ...]
+    media: PromptMedia

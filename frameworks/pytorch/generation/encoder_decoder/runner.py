@@ -1,0 +1,92 @@
+"""Compute the steps of a model with an encoder and a decoder, over the blocks of one KV cache."""
+
+import torch
+
+from frameworks.generation.media import PromptMedia
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, TextBlocks
+from frameworks.pytorch.generation.encoder_decoder.attention import TokenRows, slots_of
+from frameworks.pytorch.generation.encoder_decoder.decoder import EncoderDecoder
+from frameworks.scheduling.steps.sequence import StepPart, StepPlan
+
+
+class EncoderDecoderRunner:
+    """A StepRunner: the decodes of a step in one pass, then the sequences that begin, one after another.
+
+    A sequence that begins runs its encoder, unless the keys and values of its source are cached.
+    """
+
+    def __init__(self, model: EncoderDecoder, cache: KeyValueCache, layouts: LayoutMaker) -> None:
+        self.model = model
+        self.cache = cache
+        self._layouts = layouts
+
+    @property
+    def block_bytes(self) -> int:
+        return self.cache.shape.token_bytes * BLOCK_TOKENS
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """As StepRunner.logits, [sum of num_logits, vocabulary]."""
+        if plan.copies:
+            self.cache.copy(plan.copies)
+        self.cache.clear_begun(plan.parts)
+        return self.compute(plan.parts)
+
+    def compute(self, parts: list[StepPart]) -> torch.Tensor:
+        """Compute the parts of a plan; return logits [sum of num_logits, vocabulary]. The decodes come first."""
+        decodes = [part for part in parts if part.num_tokens == 1 and part.start >= _media(part).padded_source]
+        logits = [self._decode(decodes)] if decodes else []
+        logits += [self._begin(part) for part in parts[len(decodes) :]]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _decode(self, parts: list[StepPart]) -> torch.Tensor:
+        """Return the logits after one token of each sequence, [sequences, vocabulary]."""
+        own, sources, blocks, positions = [], [], [], []
+        for part in parts:
+            media = _media(part)
+            num_blocks = media.padded_source // BLOCK_TOKENS
+            position = part.start - media.padded_source
+            held = part.sequence.blocks
+            own.append(TextBlocks(held[num_blocks:], position + 1))
+            sources.append(TextBlocks(held[:num_blocks], media.source_tokens))
+            blocks.append(held[part.start // BLOCK_TOKENS])
+            positions.append(position)
+        device = self.cache.device
+        rows = TokenRows(
+            torch.tensor(positions, device=device),
+            self.cache.slots(blocks, positions),
+            own=self._layouts.decode_rows(own),
+            source=self._layouts.decode_rows(sources),
+        )
+        token_ids = torch.tensor([part.token_ids[0] for part in parts], device=device)
+        return self.model.logits(token_ids, rows, None, None)
+
+    def _begin(self, part: StepPart) -> torch.Tensor:
+        """Return the logits after the tokens of a sequence, [num_logits, vocabulary]. Its source is read if needed."""
+        media, device = _media(part), self.cache.device
+        num_blocks = media.padded_source // BLOCK_TOKENS
+        source, own = part.sequence.blocks[:num_blocks], part.sequence.blocks[num_blocks:]
+        start = max(0, part.start - media.padded_source)
+        token_ids = part.token_ids[max(0, media.padded_source - part.start) :]
+        rows = TokenRows(
+            torch.arange(start, start + len(token_ids), device=device),
+            slots_of(self.cache, own, start, len(token_ids)),
+            blocks=torch.tensor(own[: -(-(start + len(token_ids)) // BLOCK_TOKENS)], device=device),
+            start=start,
+            source_blocks=torch.tensor(source, device=device),
+            num_source=media.source_tokens,
+        )
+        states: torch.Tensor | None = None
+        if part.start < media.padded_source:
+            states = self.model.encode({name: torch.from_numpy(each) for name, each in media.inputs.items()})
+            rows.source_writes = slots_of(self.cache, source, 0, media.padded_source)
+        wanted = min(part.num_logits, len(token_ids))
+        kept = torch.arange(len(token_ids) - max(1, wanted), len(token_ids), device=device)
+        logits = self.model.logits(torch.tensor(token_ids, device=device), rows, states, kept)
+        return logits[len(logits) - wanted :]
+
+
+def _media(part: StepPart) -> PromptMedia:
+    media = part.sequence.request.media
+    assert media is not None, "each sequence of such a model has a source"
+    return media
