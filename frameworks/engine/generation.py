@@ -19,7 +19,7 @@ from frameworks.engine.generation_limits import (
     check_source,
     field_of,
     max_tokens_of,
-    with_defaults_of_source,
+    without_beams,
 )
 from frameworks.engine.images import ConversationImages, HeldImages
 from frameworks.engine.prompt_echo import ShownPrompt
@@ -27,7 +27,7 @@ from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads, size_of_prompt
 from frameworks.generation.media import PromptMedia
 from frameworks.generation.sequences import SequenceRequest, TokenMatcher
-from frameworks.generation.text.bad_words import TokenIds, bad_sequences
+from frameworks.generation.text.bad_words import TokenIds, bad_sequences, ngrams_of
 from frameworks.generation.text.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
 from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText
@@ -143,7 +143,7 @@ class GenerationService:
             raise self._too_late()
         assert model.spec.generation is not None
         if model.spec.generation.source is not None:
-            request = with_defaults_of_source(request, model.spec.generation.source)
+            request = without_beams(request)
         sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces, use.number if use else 0)
         budget = run.permit.token_budget
         if budget is not None:
@@ -307,9 +307,10 @@ def _sequences(
     arrived_s = time.perf_counter()
     sequences: list[SequenceRequest] = []
     for i, prompt_ids in enumerate(prepared.prompts):
-        media = prepared.media
+        media, ngrams = prepared.media, ()
         if spec.source is not None:
             check_source(request, i, prompt_ids, spec.source.max_tokens)
+            ngrams = ngrams_of(prompt_ids, request.sampling.source_ngram_size)
             prompt_ids, media = spec.source.prompt_of(prompt_ids)
         text_prompt_ids = prompt_ids if spec.source is None else spec.source.decoder_prompt
         max_tokens = max_tokens_of(request, i, text_prompt_ids, spec.max_context_tokens)
@@ -328,7 +329,7 @@ def _sequences(
             tenant=run.permit.tenant,
             prompt_logprobs=request.prompt_options.top_logprobs,
             adapter_id=adapter_id,
-            bad_sequences=prepared.bad_sequences,
+            bad_sequences=(*prepared.bad_sequences, *ngrams),
             forced_tokens=spec.forced_tokens if is_free else NOT_FORCED,
             media=media,
         )

@@ -4,7 +4,6 @@ import sys
 from dataclasses import replace
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.sources import SourceSpec
 from frameworks.generation.types import Conversation, GenerateRequest, Prompt
 
 MAX_SEQUENCES = 128
@@ -119,11 +118,15 @@ def check_source(request: GenerateRequest, prompt_index: int, source_ids: tuple[
         )
 
 
-def with_defaults_of_source(request: GenerateRequest, source: SourceSpec) -> GenerateRequest:
-    """Return the request with the lengths that the model's files state, where it states none."""
-    stopping = request.stopping
-    if stopping.max_tokens is None and source.max_new_tokens is not None:
-        stopping = replace(stopping, max_tokens=source.max_new_tokens, may_be_fewer=True)
-        if not stopping.min_tokens:
-            stopping = replace(stopping, min_tokens=min(source.min_new_tokens, source.max_new_tokens))
-    return request if stopping is request.stopping else replace(request, stopping=stopping)
+def without_beams(request: GenerateRequest) -> GenerateRequest:
+    """Return the request without the beams of the model's files, where it cannot search them."""
+    if request.sampling.beams is None or can_search(request):
+        return request
+    return replace(request, sampling=replace(request.sampling, beams=None))
+
+
+def can_search(request: GenerateRequest) -> bool:
+    """Return whether beams can be searched: not of sampled tokens, several choices, log probabilities, constraints."""
+    sampling = request.sampling
+    is_greedy = sampling.temperature == 0 and request.num_choices == 1
+    return is_greedy and sampling.top_logprobs is None and request.constraint is None and not request.stopping.strings

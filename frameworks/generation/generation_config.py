@@ -5,18 +5,19 @@ Sources: Hugging Face `generation_config.json` and `config.json`.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json, refuse_settings
-from frameworks.generation.types import ForcedTokens, Sampling
+from frameworks.generation.types import MAX_BEAMS, BeamSearch, ForcedTokens, Sampling
 
 _GENERATION_CONFIG = "generation_config.json"
 _CONFIG = "config.json"
 _EOS = "eos_token_id"
 _DECODER_START = "decoder_start_token_id"
+_BEGIN_SUPPRESSED = "begin_suppress_tokens"
 # Names of the part of a config.json that describes the text model, as transformers looks for it.
 _TEXT_PARTS = ("decoder", "generator", "text_config")
 # Of settings that are not served, the values without effect. The manual lists every key: docs/model-files.md.
@@ -49,7 +50,12 @@ _UNSERVED: dict[str, tuple[object, ...]] = {
     "watermarking_config": (),
 }
 
-_OF_SOURCES = frozenset({"min_length", "min_new_tokens"})
+_OF_SOURCES = frozenset(
+    {
+        *("bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"),
+        *("no_repeat_ngram_size", "num_beams", "suppress_tokens"),
+    }
+)
 """Those that are served for models with an encoder."""
 
 
@@ -149,7 +155,41 @@ def default_sampling(folder: Path, *, has_encoder: bool = False) -> Sampling:
         for name, rule in _VALUE_RULES.items()
         if config.get(name) is not None
     }
-    return Sampling(**values)
+    sampling = Sampling(**values)
+    return _with_bans_and_beams(file, config, sampling) if has_encoder else sampling
+
+
+def _with_bans_and_beams(file: Path, config: dict[str, Any], sampling: Sampling) -> Sampling:
+    """Return the sampling of a model with an encoder: with what its files ban, and their beams."""
+    words = config.get("bad_words_ids") or []
+    if not (isinstance(words, list) and all(isinstance(each, list) and each for each in words)):
+        raise InvalidModel(f"{file}: bad_words_ids: expected lists of token ids, got {_shown_value(words)}; correct it")
+    bad = [_token_ids(file, {"bad_words_ids": each}, "bad_words_ids") or () for each in words]
+    suppressed, at_begin = (_token_ids(file, config, name) or () for name in ("suppress_tokens", _BEGIN_SUPPRESSED))
+    return replace(
+        sampling,
+        bad_sequences=(*bad, *((each,) for each in suppressed)),
+        begin_suppressed_ids=at_begin,
+        no_repeat_ngram_size=_count(file, config, "no_repeat_ngram_size") or 0,
+        source_ngram_size=_count(file, config, "encoder_no_repeat_ngram_size") or 0,
+        beams=_beams(file, config),
+    )
+
+
+def _beams(file: Path, config: dict[str, Any]) -> BeamSearch | None:
+    num_beams = _count(file, config, "num_beams") or 1
+    if num_beams < 2 or config.get("do_sample") is True:
+        return None
+    if num_beams > MAX_BEAMS:
+        raise InvalidModel(f"{file}: num_beams: expected at most {MAX_BEAMS}, got {num_beams}; correct it")
+    penalty, early = config.get("length_penalty"), config.get("early_stopping")
+    penalty, early = 1.0 if penalty is None else penalty, False if early is None else early
+    if not _is_number(penalty) or early not in (True, False, "never"):
+        raise InvalidModel(
+            f'{file}: expected a number as length_penalty, and true, false or "never" as early_stopping, got '
+            f"{_shown_value(penalty)} and {_shown_value(early)}; correct them"
+        )
+    return BeamSearch(num_beams, float(penalty), early)
 
 
 def _settings(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -73,6 +73,11 @@ class SequenceRequest:
         return self.prompt_ids if self.media is None else self.prompt_ids[self.media.padded_source :]
 
     @property
+    def width(self) -> int:
+        """Return the number of texts that are continued at once: the beams of a search, else 1."""
+        return 1 if self.sampling.beams is None else self.sampling.beams.num_beams
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Return the tokens that the caller sent: the source of an encoder without its padding, or the prompt."""
         media = self.media

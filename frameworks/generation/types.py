@@ -94,6 +94,27 @@ Prompt = str | tuple[int, ...] | Conversation
 """A text, token ids, or a conversation."""
 
 
+MAX_BEAMS = 16
+"""Of a beam search: each takes memory for its own text."""
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """The options of a beam search, as in transformers' `generate`.
+
+    `num_beams`: texts that are continued at once, at least 2. `length_penalty`: the sum of the log probabilities is
+    divided by the length to this power. `early_stopping`: whether the search ends with `num_beams` complete texts;
+    `"never"`: it ends when no better one is possible.
+    """
+
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: MAX_BEAMS = 16
+"""Of a beam search: each takes memory for its own text."""
+EarlyStopping = False
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Order: penalties and bias change the logits, temperature scales them, top_k, top_p
@@ -101,7 +122,10 @@ class Sampling:
 
     `temperature` 0 is greedy. `top_k` None: all. `seed` None: a new one each time. `top_logprobs` None: no log
     probabilities; 0: of the chosen token; k: also of the k most likely. Log probabilities are those of the model's own
-    logits. `bad_words`: the token that would complete one is never chosen.
+    logits. `bad_words`: the token that would complete one is never chosen. `bad_sequences`: the same, as tokens.
+    `begin_suppressed_ids`: are never the first token. `no_repeat_ngram_size`: so many tokens in a row occur once in a
+    text; 0: any number of times. `source_ngram_size`: so many tokens in a row of an encoder's source do not occur in
+    its text. `beams`: None: one text is continued.
     """
 
     repetition_penalty: float = 1.0
@@ -115,12 +139,18 @@ class Sampling:
     seed: int | None = None
     top_logprobs: int | None = None
     bad_words: tuple[str, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    begin_suppressed_ids: tuple[int, ...] = ()
+    no_repeat_ngram_size: int = 0
+    source_ngram_size: int = 0
+    beams: BeamSearch | None = None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a penalty or a bias changes logits."""
+        """Whether a penalty, a bias or a token that is not allowed changes logits."""
         has_penalty = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        return has_penalty or bool(self.logit_bias)
+        bans = self.bad_sequences or self.begin_suppressed_ids or self.no_repeat_ngram_size
+        return has_penalty or bool(self.logit_bias) or bool(bans)
 
 
 @dataclass(frozen=True, slots=True)

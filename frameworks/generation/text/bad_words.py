@@ -1,4 +1,4 @@
-"""Words that a text must not have: the tokens that would complete one."""
+"""Words and repetitions that a text must not have: the tokens that would complete one."""
 
 import copy
 from collections import deque
@@ -60,3 +60,45 @@ class BadWords:
             banned |= self._last.get(tail[-length:], frozenset())
         changed, self.banned = banned ^ self.banned, banned
         return changed
+
+
+class RepeatedNgrams:
+    """The tokens that would repeat an n-gram of a text, as in transformers' NoRepeatNGramLogitsProcessor."""
+
+    def __init__(self, size: int, prompt_ids: Iterable[int]) -> None:
+        """`size`: tokens of an n-gram; 0: none is banned. `prompt_ids`: the first tokens of the text."""
+        self._size = size
+        self._tail: TokenIds = ()
+        self._next: dict[TokenIds, frozenset[int]] = {}
+        self.banned: frozenset[int] = frozenset()
+        """The tokens that would complete an n-gram for the second time now."""
+        if size:
+            for token_id in prompt_ids:
+                self.accept(token_id)
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether a token may ever be banned."""
+        return self._size > 0
+
+    def copy(self) -> "RepeatedNgrams":
+        """Return an independent one in the same state."""
+        other = copy.copy(self)
+        other._next = self._next.copy()
+        return other
+
+    def accept(self, token_id: int) -> frozenset[int]:
+        """Record the next token of the text. Returns the tokens that are banned or allowed since."""
+        if not self._size:
+            return frozenset()
+        if len(self._tail) == self._size - 1:
+            self._next[self._tail] = self._next.get(self._tail, frozenset()) | {token_id}
+        self._tail = (*self._tail, token_id)[-(self._size - 1) :] if self._size > 1 else ()
+        banned = self._next.get(self._tail, frozenset()) if len(self._tail) == self._size - 1 else frozenset()
+        changed, self.banned = banned ^ self.banned, banned
+        return changed
+
+
+def ngrams_of(token_ids: TokenIds, size: int) -> tuple[TokenIds, ...]:
+    """Return the different n-grams of so many tokens, in order; none for a size of 0."""
+    return tuple(dict.fromkeys(token_ids[i : i + size] for i in range(len(token_ids) + 1 - size))) if size else ()

@@ -38,7 +38,7 @@ class RunningSequences:
         from the list if they had to be evicted.
         """
         needed = self.num_needed(sequence)
-        if self.sequences and needed + len(self.sequences) * self.pool.num_spare > self.pool.num_free:
+        if self.sequences and needed + sum([each.width for each in self.sequences]) * self.pool.num_spare > self.pool.num_free:
             return False
         blocks = self.pool.allocate(needed, keep=cached)
         if blocks is None and not self.sequences:
@@ -68,9 +68,13 @@ class RunningSequences:
     def extend(self, sequence: Sequence) -> bool:
         """Allocate the block for the sequence's next token if it needs one. Return False if there is none."""
         pool = self.pool
-        if sequence.num_computed_tokens + pool.state_tokens < len(sequence.blocks) * pool.block_tokens:
+        if sequence.width > 1:
+            missing = sequence.num_columns(sequence.num_computed_tokens + 1, pool.block_tokens) - len(sequence.blocks)
+            if missing <= 0:
+                return True
+        elif sequence.num_computed_tokens + pool.state_tokens < len(sequence.blocks) * pool.block_tokens:
             return True
-        taken = pool.allocate(1)
+        taken = pool.allocate(sequence.width)
         if taken is None:
             return False
         sequence.blocks += taken
@@ -97,6 +101,9 @@ class RunningSequences:
         self.copies += self.pool.release(sequence.blocks)
         sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(sequence.chain.scope), 0
         sequence.cache = None
+        if sequence.width > 1:
+            # Its beams are searched again.
+            del sequence.token_ids[len(sequence.request.prompt_ids) :]
 
     def preempt(self, sequence: Sequence, waiting: WaitingQueue) -> None:
         """Release a sequence's blocks before its end; it waits again."""
@@ -107,11 +114,13 @@ class RunningSequences:
     def cache_full_blocks(self, sequence: Sequence) -> None:
         """Make the blocks matchable that the sequence has filled."""
         computed = sequence.num_computed_tokens
+        if sequence.width > 1:
+            computed = min(computed, sequence.num_shared_tokens)
         self.pool.cache_full_blocks(sequence.chain, sequence.content_ids, computed, sequence.blocks)
 
     def num_needed(self, sequence: Sequence) -> int:
         """Return the number of blocks that its state and all of its tokens take."""
-        return -(-(len(sequence.token_ids) + self.pool.state_tokens) // self.pool.block_tokens)
+        return sequence.num_columns(len(sequence.token_ids) + self.pool.state_tokens, self.pool.block_tokens)
 
     def take_copies(self) -> list[Copy]:
         """Return the copies to make before the next step; each is returned once."""

@@ -19,7 +19,8 @@ class Sequence:
     first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
     of a runner for the sequence, outside its blocks; it is dropped with them. `num_to_score`: tokens of the
     prompt whose logits are requested, and `num_scored` of them were computed. `unread_row`: of the tokens that the last
-    step sampled, the one that continues the text and that the host has not read; -1: the host knows all tokens.
+    step sampled, the one that continues the text and that the host has not read; -1: the host knows all tokens. `width`: the beams of a
+    search, whose texts share the blocks of the source; each has others for its own tokens, which are NO_TOKEN here.
     """
 
     __slots__ = (
@@ -36,11 +37,13 @@ class Sequence:
         "token_ids",
         "unread_row",
         "was_displaced",
+        "width",
     )
 
     def __init__(self, request: SequenceRequest, order: float) -> None:
         self.request = request
         self.sequence_id = request.sequence_id
+        self.width = request.width
         self.order = order
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
@@ -58,6 +61,19 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Number of tokens to compute before the next one can be sampled; 0 while the last one of all is unread."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Number of the tokens that all beams share: the source."""
+        media = self.request.media
+        return 0 if media is None else media.padded_source
+
+    def num_columns(self, num_tokens: int, block_tokens: int) -> int:
+        """Return the blocks that this number of tokens takes."""
+        if self.width == 1:
+            return -(-num_tokens // block_tokens)
+        shared = self.num_shared_tokens
+        return shared // block_tokens + self.width * -(-max(0, num_tokens - shared) // block_tokens)
 
     @property
     def num_generated_tokens(self) -> int:
@@ -94,6 +110,10 @@ class Sequence:
             self.token_ids.pop()
         self.token_ids.append(token_id)
         self.unread_row = -1
+
+    def add_beam_tokens(self) -> None:
+        """Continue each beam with a token of its own."""
+        self.token_ids.append(NO_TOKEN)
 
     def __lt__(self, other: "Sequence") -> bool:
         return (self.order, self.sequence_id) < (other.order, other.sequence_id)

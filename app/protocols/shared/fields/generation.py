@@ -5,6 +5,7 @@ request from a validated body; they raise InvalidInput for limits that depend on
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -201,7 +202,9 @@ def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | 
     own = spec.sampling
     temperature = own.temperature if body.temperature is None else body.temperature
     top_k = own.top_k if body.top_k is None else body.top_k
-    return Sampling(
+    # What the files of the model ban, and their beams, stay.
+    return replace(
+        own,
         repetition_penalty=own.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
@@ -228,8 +231,13 @@ def to_stopping(
     `max_tokens`, `max_tokens_field`: value and name of a second field for the same limit; it goes before the first.
     """
     limit = body.max_tokens if max_tokens is None else max_tokens
+    if spec.source is not None:
+        default_max_tokens = spec.source.max_new_tokens or default_max_tokens
     max_tokens = default_max_tokens if limit is None else limit
     min_tokens = body.min_tokens or 0
+    if spec.source is not None and "min_tokens" not in body.model_fields_set:
+        # A caller who asks for fewer tokens gets them.
+        min_tokens = min(spec.source.min_new_tokens, spec.max_context_tokens if max_tokens is None else max_tokens)
     highest = spec.max_context_tokens if max_tokens is None else max_tokens
     if min_tokens > highest:
         limit_name = "the model's context" if max_tokens is None else f"the value of {max_tokens_field}"

@@ -145,6 +145,10 @@ class KeyValueCache:
             last = end // BLOCK_TOKENS
             if part.start <= last * BLOCK_TOKENS < end:
                 blocks.append(part.sequence.blocks[last])
+        self.clear(blocks)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero these blocks."""
         if blocks:
             self._tensor.index_fill_(2, torch.tensor(blocks, device=self._tensor.device), 0)
 

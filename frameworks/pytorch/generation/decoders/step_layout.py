@@ -281,7 +281,8 @@ class LayoutMaker:
             ]
             max_blocks = max(max_blocks, end_block - first_block)
         low, high = min(blocks), max(blocks) + 1
-        is_together = high - low <= len(blocks) * (1 + _MAX_IDLE_ROWS) + 4
+        # A block that several texts read is a row for each of them.
+        is_together = high - low <= len(blocks) * (1 + _MAX_IDLE_ROWS) + 4 and len(set(blocks)) == len(blocks)
         rows = np.asarray(blocks) - low if is_together else np.arange(len(blocks))
         count = high - low if is_together else len(blocks)
         owner_of = np.full(count, len(texts))

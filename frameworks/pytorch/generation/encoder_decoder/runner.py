@@ -7,13 +7,15 @@ from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyVal
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, TextBlocks
 from frameworks.pytorch.generation.encoder_decoder.attention import TokenRows, slots_of
 from frameworks.pytorch.generation.encoder_decoder.decoder import EncoderDecoder
+from frameworks.pytorch.generation.sampling.beam_search import Beams
 from frameworks.scheduling.steps.sequence import StepPart, StepPlan
 
 
 class EncoderDecoderRunner:
     """A StepRunner: the decodes of a step in one pass, then the sequences that begin, one after another.
 
-    A sequence that begins runs its encoder, unless the keys and values of its source are cached.
+    A sequence that begins runs its encoder, unless the keys and values of its source are cached. A sequence with beams
+    has a row for each of them, as its `cache` says, a Beams.
     """
 
     def __init__(self, model: EncoderDecoder, cache: KeyValueCache, layouts: LayoutMaker) -> None:
@@ -29,7 +31,10 @@ class EncoderDecoderRunner:
         """As StepRunner.logits, [sum of num_logits, vocabulary]."""
         if plan.copies:
             self.cache.copy(plan.copies)
-        self.cache.clear_begun(plan.parts)
+        self.cache.clear([block for part in plan.parts for block in _begun_blocks(part)])
+        copies = [copy for part in plan.parts if part.sequence.cache is not None for copy in part.sequence.cache.copies]
+        if copies:
+            self.cache.copy(copies)
         return self.compute(plan.parts)
 
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
@@ -40,17 +45,25 @@ class EncoderDecoderRunner:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _decode(self, parts: list[StepPart]) -> torch.Tensor:
-        """Return the logits after one token of each sequence, [sequences, vocabulary]."""
-        own, sources, blocks, positions = [], [], [], []
+        """Return the logits after one token of each sequence, or of each of its beams, [rows, vocabulary]."""
+        own, sources, blocks, positions, token_ids = [], [], [], [], []
         for part in parts:
             media = _media(part)
             num_blocks = media.padded_source // BLOCK_TOKENS
             position = part.start - media.padded_source
             held = part.sequence.blocks
-            own.append(TextBlocks(held[num_blocks:], position + 1))
-            sources.append(TextBlocks(held[:num_blocks], media.source_tokens))
-            blocks.append(held[part.start // BLOCK_TOKENS])
-            positions.append(position)
+            texts, ids = [held[num_blocks:]], part.token_ids
+            beams: Beams | None = part.sequence.cache
+            if beams is not None:
+                if len(beams.blocks[0]) * BLOCK_TOKENS <= position:
+                    beams.add_column(held[-part.sequence.width :])
+                texts, ids = beams.blocks, beams.last_ids
+            for text in texts:
+                own.append(TextBlocks(text, position + 1))
+                blocks.append(text[position // BLOCK_TOKENS])
+            sources += [TextBlocks(held[:num_blocks], media.source_tokens)] * len(texts)
+            positions += [position] * len(texts)
+            token_ids += ids
         device = self.cache.device
         rows = TokenRows(
             torch.tensor(positions, device=device),
@@ -58,14 +71,14 @@ class EncoderDecoderRunner:
             own=self._layouts.decode_rows(own),
             source=self._layouts.decode_rows(sources),
         )
-        token_ids = torch.tensor([part.token_ids[0] for part in parts], device=device)
-        return self.model.logits(token_ids, rows, None, None)
+        return self.model.logits(torch.tensor(token_ids, device=device), rows, None, None)
 
     def _begin(self, part: StepPart) -> torch.Tensor:
         """Return the logits after the tokens of a sequence, [num_logits, vocabulary]. Its source is read if needed."""
         media, device = _media(part), self.cache.device
         num_blocks = media.padded_source // BLOCK_TOKENS
-        source, own = part.sequence.blocks[:num_blocks], part.sequence.blocks[num_blocks:]
+        # Beams begin with the first block of each column.
+        source, own = part.sequence.blocks[:num_blocks], part.sequence.blocks[num_blocks :: part.sequence.width]
         start = max(0, part.start - media.padded_source)
         token_ids = part.token_ids[max(0, media.padded_source - part.start) :]
         rows = TokenRows(
@@ -90,3 +103,15 @@ def _media(part: StepPart) -> PromptMedia:
     media = part.sequence.request.media
     assert media is not None, "each sequence of such a model has a source"
     return media
+
+
+def _begun_blocks(part: StepPart) -> list[int]:
+    """Return the blocks of a text that the part starts and does not fill: masked values must not be NaN."""
+    shared = _media(part).padded_source
+    first, end = max(0, part.start - shared), part.start + part.num_tokens - shared
+    column = end // BLOCK_TOKENS
+    if not first <= column * BLOCK_TOKENS < end:
+        return []
+    width = part.sequence.width
+    first_block = shared // BLOCK_TOKENS + column * width
+    return part.sequence.blocks[first_block : first_block + width]

@@ -126,6 +126,20 @@ class Sampler:
             )
         return values
 
+    def change_log_probs(self, values: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+        """Return log probabilities with the penalties, the bans and the forced tokens of each row, for a beam search.
+
+        `values`: float32 [rows, vocabulary]; they do not change.
+        """
+        changed = self._change(values, states, [])
+        forced = [(row, ids) for row, state in enumerate(states) if (ids := state.forced_ids)]
+        if forced:
+            changed = changed.clone()
+            for row, ids in forced:
+                changed[row] = -math.inf
+                changed[row, list(ids)] = 0
+        return changed
+
     def distribution(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
         """Return weights in proportion to the sampling probabilities of drawn rows, float32 [rows, vocabulary].
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.sequences import SequenceRequest
-from frameworks.generation.text.bad_words import BadWords, TokenIds
+from frameworks.generation.text.bad_words import BadWords, RepeatedNgrams, TokenIds
 from frameworks.generation.types import NOT_FORCED, Sampling
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw
 
@@ -52,10 +52,9 @@ class SamplingState:
         suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
         self.logit_processor: LogitProcessor | None = None
         """None if no logit is changed."""
-        if suppressed or request.bad_sequences or sampling.changes_logits:
-            changes = LogitProcessor(
-                sampling, request.text_prompt_ids, suppressed, vocabulary_size, request.bad_sequences
-            )
+        bad = (*request.bad_sequences, *sampling.bad_sequences)
+        if suppressed or bad or sampling.changes_logits:
+            changes = LogitProcessor(sampling, request.text_prompt_ids, suppressed, vocabulary_size, bad)
             self.logit_processor = changes if changes.has_effect else None
         self.draft: DraftDraw | None = None
         """The token that a draft model drew as the next one; None: none was drawn."""
@@ -113,6 +112,15 @@ class SamplingState:
         if self.logit_processor is not None:
             self.logit_processor.accept(token_id)
 
+    def copied(self) -> Self:
+        """Return an independent one in the same state."""
+        state = copy.copy(self)
+        if state.matcher is not None:
+            state.matcher = state.matcher.copy()
+        if state.logit_processor is not None:
+            state.logit_processor = state.logit_processor.copy()
+        return state
+
     def ahead(self, token_ids: Sequence[int]) -> list[Self]:
         """Return the states after none, one and so on of these tokens: this one first, then independent ones."""
         if self.is_plain_greedy:
@@ -120,11 +128,7 @@ class SamplingState:
             return [self] * (1 + len(token_ids))
         states = [self]
         for token_id in token_ids:
-            state = copy.copy(states[-1])
-            if state.matcher is not None:
-                state.matcher = state.matcher.copy()
-            if state.logit_processor is not None:
-                state.logit_processor = state.logit_processor.copy()
+            state = states[-1].copied()
             state.accept(token_id)
             states.append(state)
         return states
@@ -181,6 +185,7 @@ class LogitProcessor:
         """`suppressed_ids`: never sampled until `allow_suppressed`. `bad_sequences`: their last token is never sampled
         after the others. Ids beyond the vocabulary are ignored.
         """
+        self._vocabulary_size = vocabulary_size
         self._divisor = sampling.repetition_penalty
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
@@ -188,8 +193,12 @@ class LogitProcessor:
         self._counts_text = self._divisor != 1 or self._frequency != 0 or self._presence != 0
         self._counts: dict[int, int] = {}
         self._suppressed = frozenset(suppressed_ids)
+        self._begin_suppressed = frozenset(sampling.begin_suppressed_ids)
         self._bad = BadWords(bad_sequences)
-        changed = set(self._bias) | self._suppressed | self._bad.last_ids
+        prompt_ids = tuple(prompt_ids)
+        self._repeated = RepeatedNgrams(sampling.no_repeat_ngram_size, prompt_ids)
+        changed = set(self._bias) | self._suppressed | self._begin_suppressed | self._bad.last_ids
+        changed |= self._repeated.banned
         repeated = set(prompt_ids) if self._divisor != 1 else set()
         token_ids = sorted(token_id for token_id in changed | repeated if 0 <= token_id < vocabulary_size)
         self._slots = {token_id: slot for slot, token_id in enumerate(token_ids)}
@@ -201,14 +210,14 @@ class LogitProcessor:
     @property
     def has_effect(self) -> bool:
         """False if no logit is changed, now or later."""
-        return bool(self._slots) or self._counts_text
+        return bool(self._slots) or self._counts_text or self._repeated.has_effect
 
     def copy(self) -> "LogitProcessor":
         """Return an independent one in the same state."""
         other = copy.copy(self)
         if self.has_bad_words:
-            other._bad = self._bad.copy()
-        if self._counts_text or self._suppressed or self.has_bad_words:
+            other._bad, other._repeated = self._bad.copy(), self._repeated.copy()
+        if self._counts_text or self._suppressed or self._begin_suppressed or self.has_bad_words:
             other._counts, other._slots = dict(self._counts), dict(self._slots)
             other._ids, other._divisors, other._shifts = self._ids.copy(), self._divisors.copy(), self._shifts.copy()
             other._are_counted = self._are_counted.copy()
@@ -216,13 +225,19 @@ class LogitProcessor:
 
     @property
     def has_bad_words(self) -> bool:
-        """Whether the text must not have certain tokens."""
-        return bool(self._bad.last_ids)
+        """Whether the text must not have certain tokens, by those before them."""
+        return bool(self._bad.last_ids) or self._repeated.has_effect or bool(self._begin_suppressed)
 
     def accept(self, token_id: int) -> None:
         """Record that the text continues with this token."""
         if self.has_bad_words:
-            for each in self._bad.accept(token_id) & self._slots.keys():
+            begun, self._begin_suppressed = self._begin_suppressed, frozenset()
+            repeated = self._repeated.accept(token_id)
+            for each in repeated - self._slots.keys():
+                if 0 <= each < self._vocabulary_size:
+                    slot = self._add(each)
+                    self._divisors[slot], self._are_counted[slot] = 1.0, False
+            for each in (self._bad.accept(token_id) | repeated | begun) & self._slots.keys():
                 self._shifts[self._slots[each]] = self._shift_of(each)
         if not self._counts_text:
             return
@@ -255,7 +270,9 @@ class LogitProcessor:
         return self._divisor, self._frequency, self._presence
 
     def _shift_of(self, token_id: int) -> float:
-        if token_id in self._suppressed or token_id in self._bad.banned:
+        if token_id in self._suppressed or token_id in self._bad.banned or token_id in self._repeated.banned:
+            return -np.inf
+        if token_id in self._begin_suppressed:
             return -np.inf
         shift = self._bias.get(token_id, 0.0)
         count = self._counts.get(token_id, 0)

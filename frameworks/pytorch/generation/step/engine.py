@@ -24,6 +24,7 @@ from frameworks.generation.types import AdapterSpec, Constraint, FinishReason, S
 from frameworks.pytorch.device_errors import RUN_ERRORS, empty_cache, map_device_error
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.sampling.beam_search import BeamSearcher, take_logits
 from frameworks.pytorch.generation.sampling.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.sampling.sampler import Sampled
 from frameworks.pytorch.generation.sampling.state import SamplingState
@@ -245,7 +246,8 @@ class GeneratingModel:
             states = states_of(plan, self._sequences, parts.speculation.draws)
         else:
             known = self._sequences
-            states = [known[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
+            completed = [part for part in plan.parts if part.completes and part.sequence.width == 1]
+            states = [known[part.sequence.sequence_id][1] for part in completed]
         sampler = parts.device_sampler
         if sampler is not None:
             if not plan.is_scored and sampler.can_sample(states):
@@ -254,7 +256,32 @@ class GeneratingModel:
             sampler.catch_up()
         if plan.is_scored:
             logits = self._scorer.score(plan.parts, logits)
-        return StepInFlight(plan, states, started_s, logits=logits, ties=ties)
+        searches: dict[int, BeamSearcher | RoundhouseError | None] = {}
+        if any([part.sequence.width > 1 for part in plan.parts]):  # noqa: C419 - a list is faster, for each step
+            logits, searches = self._search(parts, plan, logits)
+        return StepInFlight(plan, states, started_s, logits=logits, ties=ties, searches=searches)
+
+    def _search(
+        self, parts: EngineParts, plan: StepPlan, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[int, BeamSearcher | RoundhouseError | None]]:
+        """Continue the beam searches of a step. Return the logits of the other sequences, and the searches that ended."""
+        found: dict[int, BeamSearcher | RoundhouseError | None] = {}
+        others: list[torch.Tensor] = []
+        first = 0
+        for part in plan.parts:
+            sequence = part.sequence
+            rows = part.num_logits if sequence.cache is None else sequence.width
+            own = logits[first : first + rows]
+            first += rows
+            if sequence.width == 1:
+                others.append(own)
+            elif part.completes:
+                try:
+                    state = self._sequences[sequence.sequence_id][1]
+                    found[sequence.sequence_id] = take_logits(part, state, own, parts.sampler.change_log_probs)
+                except RoundhouseError as error:
+                    found[sequence.sequence_id] = error
+        return torch.cat(others) if others else logits[:0], found
 
     def _expect_tokens(self, step: StepInFlight) -> bool:
         """Continue the sequences of a step with tokens that the host has not read. Return False, and change nothing,
@@ -334,6 +361,10 @@ class GeneratingModel:
         for part in step.plan.parts:
             if not part.completes:
                 continue
+            if part.sequence.width > 1:
+                if part.sequence.sequence_id in self._sequences:
+                    self._take_search(part.sequence, step.searches[part.sequence.sequence_id], result)
+                continue
             if part.proposed and parts.speculation is not None:
                 rows = sampled[first : first + 1 + len(part.proposed)]
                 take = partial(self._take, parts, part.sequence, result=result)
@@ -344,6 +375,19 @@ class GeneratingModel:
             elif part.sequence.sequence_id in self._sequences:
                 self._take(parts, part.sequence, sampled[first], result)
             first += 1 + len(part.proposed)
+
+    def _take_search(
+        self, sequence: Sequence, search: BeamSearcher | RoundhouseError | None, result: StepResult
+    ) -> None:
+        """Continue or end a sequence with beams. All its tokens are delivered at its end."""
+        if search is None:
+            sequence.add_beam_tokens()
+            return
+        self.abort(sequence.sequence_id)
+        if isinstance(search, RoundhouseError):
+            result.failed.append((sequence.sequence_id, search))
+        else:
+            result.tokens += search.tokens()
 
     def _take(
         self, parts: EngineParts, sequence: Sequence, chosen: Sampled | RoundhouseError, result: StepResult

@@ -1,6 +1,6 @@
 """The components of a generating model, and a step that they compute: its logits, or the tokens sampled from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -9,6 +9,7 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.generation.text.tokenizer import GenerationTokenizer
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
+from frameworks.pytorch.generation.sampling.beam_search import BeamSearcher
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler, UnreadTokens
 from frameworks.pytorch.generation.sampling.sampler import Sampled, Sampler
 from frameworks.pytorch.generation.sampling.state import SamplingState
@@ -54,7 +55,8 @@ class EndsWithModel(Protocol):
 @dataclass(slots=True)
 class StepInFlight:
     """A step that was given to the device. `states`: of the rows that are sampled. `unread`: their tokens where the
-    device samples them; else their `logits`.
+    device samples them; else their `logits`. `searches`: the beam searches of the step, by sequence id: None where one
+    goes on, or its error. Their rows are not sampled.
     """
 
     plan: StepPlan
@@ -63,6 +65,7 @@ class StepInFlight:
     unread: UnreadTokens | None = None
     logits: torch.Tensor | None = None
     ties: TieCheck | None = None
+    searches: dict[int, BeamSearcher | RoundhouseError | None] = field(default_factory=dict)
 
     def read(self, sampler: Sampler) -> list[Sampled | RoundhouseError]:
         """Return the token of each row, or its error. Waits for the device."""
