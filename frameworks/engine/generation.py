@@ -33,7 +33,7 @@ from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText
 from frameworks.generation.text.tokenizer import GenerationTokenizer, TokenStream
 from frameworks.generation.tools.formats import THINK
-from frameworks.generation.types import NOT_FORCED, Conversation, GenerateRequest, GenerationSpec, Prompt
+from frameworks.generation.types import NOT_FORCED, Conversation, ForcedTokens, GenerateRequest, GenerationSpec, Prompt
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.text.tokens import TokenizeAnswer, TokenizeRequest
@@ -330,7 +330,7 @@ def _sequences(
             prompt_logprobs=request.prompt_options.top_logprobs,
             adapter_id=adapter_id,
             bad_sequences=(*prepared.bad_sequences, *ngrams),
-            forced_tokens=spec.forced_tokens if is_free else NOT_FORCED,
+            forced_tokens=_forced_tokens(request, spec) if is_free else NOT_FORCED,
             media=media,
         )
         sequences += [
@@ -344,6 +344,14 @@ def _sequences(
             for choice in range(request.num_choices)
         ]
     return sequences
+
+
+def _forced_tokens(request: GenerateRequest, spec: GenerationSpec) -> ForcedTokens:
+    """Return the forced tokens of a text: its language is the first one, where the request names it."""
+    target = request.prompt_options.target_language
+    if spec.source is None or target not in spec.source.target_ids:
+        return spec.forced_tokens
+    return replace(spec.forced_tokens, first=(spec.source.target_ids[target],))
 
 
 def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: StepModel) -> list[ChoiceText]:

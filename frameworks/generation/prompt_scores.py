@@ -16,12 +16,15 @@ class PromptOptions:
     `add_special_tokens`: whether the special tokens of the model's files precede a text. `suffix`: the text after the
     generated one, for models that fill in the middle. `is_echoed`: each response begins with its prompt, and its end
     token is among the tokens with log probabilities. `top_logprobs`: as Sampling.top_logprobs, for prompt tokens.
+    `source_language`, `target_language`: codes of the tokenizer of a model that translates; None: those of its files.
     """
 
     add_special_tokens: bool = True
     suffix: str | None = None
     is_echoed: bool = False
     top_logprobs: int | None = None
+    source_language: str | None = None
+    target_language: str | None = None
 
 
 DEFAULT_OPTIONS = PromptOptions()

@@ -1,7 +1,8 @@
 """The source of a model with an encoder: a sequence begins with it, and its text follows the tokens of the decoder."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ _PADDING = 0
 class SourceSpec:
     """How a model with an encoder reads a prompt. `max_tokens`: of a source. `decoder_prompt`: the tokens that the text
     follows. `block_tokens`: a source takes whole blocks of the KV cache. `max_new_tokens`, `min_new_tokens`: of a text
-    for which the request states none; None: up to the end of the context.
+    for which the request states none; None: up to the end of the context. `source_languages`: those that a request may
+    name. `target_ids`: the first token of a text in each language. `named_targets`: languages that the tokenizer reads
+    in the source.
     """
 
     max_tokens: int
@@ -24,6 +27,14 @@ class SourceSpec:
     block_tokens: int
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
+    source_languages: tuple[str, ...] = ()
+    target_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
+    named_targets: frozenset[str] = frozenset()
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """The languages of a text that a request may name."""
+        return (*self.target_ids, *sorted(self.named_targets))
 
     def prompt_of(self, source_ids: tuple[int, ...]) -> "SourcePrompt":
         """Return the prompt of a sequence whose source has these tokens."""

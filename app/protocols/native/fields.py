@@ -15,6 +15,7 @@ from app.protocols.shared.fields.generation import (
     Messages,
     NumChoices,
     SamplingFields,
+    SearchFields,
     StoppingFields,
     Stream,
 )
@@ -28,11 +29,12 @@ DEFAULT_MAX_TOKENS = 256
 """Of a text that `prompt` or `messages` request."""
 
 
-class GenerationOptions(ConstraintFields, StoppingFields, SamplingFields):
+class GenerationOptions(ConstraintFields, StoppingFields, SamplingFields, SearchFields):
     """The options of `prompt` and `messages`."""
 
     max_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = Field(
-        None, description=f"Maximum number of generated tokens. Default: {DEFAULT_MAX_TOKENS}."
+        None, description=f"Maximum number of generated tokens. Default: {DEFAULT_MAX_TOKENS}, or the length that the files of a "
+        "model with an encoder state."
     )
     n: NumChoices = 1
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | bool | None = Field(

@@ -9,7 +9,15 @@ from app.protocols.native.fields import DEFAULT_MAX_TOKENS, GENERATION_FIELDS, G
 from app.protocols.shared.bodies import read_body
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.constraints import to_constraint
-from app.protocols.shared.fields.generation import Messages, num_top_logprobs, to_conversation, to_sampling, to_stopping
+from app.protocols.shared.fields.generation import (
+    Messages,
+    num_top_logprobs,
+    to_conversation,
+    to_languages,
+    to_sampling,
+    to_search,
+    to_stopping,
+)
 from app.protocols.shared.fields.model_inputs import explain_expected_input
 from app.protocols.shared.json.body import Document, Node, describe_value
 from app.protocols.shared.json.output import list_to_json
@@ -57,10 +65,11 @@ def build_request(prompt: Prompt, body: GenerationOptions, generation: Generatio
     """Return the request, and whether to stream the response. Raises InvalidInput."""
     request = GenerateRequest(
         (prompt,),
-        to_sampling(body, generation, num_top_logprobs(body.logprobs)),
+        to_search(body, to_sampling(body, generation, num_top_logprobs(body.logprobs)), generation),
         to_stopping(body, generation, DEFAULT_MAX_TOKENS),
         to_constraint(body),
         body.n or 1,
+        prompt_options=to_languages(body, generation),
     )
     return request, bool(body.stream)
 

@@ -4,16 +4,26 @@ The Annotated types state the bounds of each field once. `to_sampling`, `to_stop
 request from a validated body; they raise InvalidInput for limits that depend on the model.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from app.protocols.shared.bodies import MAX_INT32, Body, Remedy, got
 from app.protocols.shared.fields.message_content import Part, TextPart, read_content
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.types import Conversation, GenerationSpec, Message, Sampling, Stopping
+from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
+from frameworks.generation.types import (
+    MAX_BEAMS,
+    BeamSearch,
+    Conversation,
+    GenerationSpec,
+    Message,
+    Sampling,
+    Stopping,
+)
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -29,6 +39,8 @@ MAX_MESSAGES = 10_000
 # Lower temperatures are greedy: divided by them, logits would be infinite.
 _MIN_TEMPERATURE = 1e-5
 MAX_ROLE_CHARACTERS = 64
+MAX_NGRAM_TOKENS = 64
+MAX_LANGUAGE_CHARACTERS = 64
 # Up to so many objects are validated in well under a millisecond.
 _FEW_ITEMS = 64
 _MESSAGE_FIELDS = frozenset({"role", "content"})
@@ -120,6 +132,9 @@ Logprobs = Annotated[
 Stream = Annotated[bool | None, Field(description="Stream the response as server-sent events.")]
 
 
+LanguageCode = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE_CHARACTERS)] | None
+
+
 class SamplingFields(Body):
     """Options of sampling; `to_sampling` builds the Sampling."""
 
@@ -133,6 +148,27 @@ class SamplingFields(Body):
     logit_bias: LogitBias = None
     seed: Seed = None
     bad_words: BadWords = None
+
+
+class SearchFields(Body):
+    """Options of models with an encoder: of their search, and the languages of their texts."""
+
+    num_beams: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = Field(
+        None, description="Texts that are continued at once; the best one is returned. Default: the model's own, else 1."
+    )
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
+        None, description="The score of a text is divided by its length to this power. Default: the model's own, else 1."
+    )
+    early_stopping: bool | Literal["never"] | None = Field(
+        None,
+        description='Whether a search ends with num_beams complete texts; "never": when no better one is possible. '
+        "Default: the model's own, else false.",
+    )
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=MAX_NGRAM_TOKENS)] | None = Field(
+        None, description="So many tokens in a row occur once in a text. Default: the model's own, else 0 for any number."
+    )
+    source_language: LanguageCode = Field(None, description="Of the prompt, a code of the model's tokenizer.")
+    target_language: LanguageCode = Field(None, description="Of the text, a code of the model's tokenizer.")
 
 
 class StoppingFields(Body):
@@ -217,6 +253,47 @@ def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | 
         top_logprobs=top_logprobs,
         bad_words=_as_strings(body.bad_words, "bad_words") if body.bad_words else (),
     )
+
+
+def to_search(body: SearchFields, sampling: Sampling, spec: GenerationSpec) -> Sampling:
+    """Return the sampling with the options of a search. Raises InvalidInput for a model without an encoder."""
+    names = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if not given:
+        return sampling
+    if spec.source is None:
+        name = next(iter(given))
+        raise InvalidInput(name, "expected none for a model without an encoder, got some; omit the field")
+    own = sampling.beams
+    num_beams = given.pop("num_beams", 1 if own is None else own.num_beams)
+    ngram_size = given.pop("no_repeat_ngram_size", sampling.no_repeat_ngram_size)
+    beams = None if num_beams < 2 else replace(own or BeamSearch(num_beams), num_beams=num_beams, **given)
+    if body.num_beams is not None and beams is not None and sampling.temperature > 0:
+        raise InvalidInput(
+            "num_beams", f"expected 1 with a temperature above 0, got {num_beams}; set temperature to 0, or omit one"
+        )
+    return replace(sampling, beams=beams, no_repeat_ngram_size=ngram_size)
+
+
+def to_languages(body: SearchFields, spec: GenerationSpec, options: PromptOptions = DEFAULT_OPTIONS) -> PromptOptions:
+    """Return the options of a prompt with its languages. Raises InvalidInput for one that the model does not know."""
+    source = spec.source
+    known = {
+        "source_language": () if source is None else source.source_languages,
+        "target_language": () if source is None else source.target_languages,
+    }
+    given = {name: code for name in known if (code := getattr(body, name)) is not None}
+    for name, code in given.items():
+        if code not in known[name]:
+            raise InvalidInput(name, _explain_language(code, known[name]))
+    return replace(options, **given) if given else options
+
+
+def _explain_language(code: str, known: Sequence[str]) -> str:
+    if not known:
+        return "expected none for a model whose tokenizer has no languages, got some; omit the field"
+    near = difflib.get_close_matches(code, known, n=3, cutoff=0.3) or list(known[:3])
+    return f"expected one of the {len(known)} languages of the model, such as {', '.join(near)}, got {got(code)}"
 
 
 def to_stopping(

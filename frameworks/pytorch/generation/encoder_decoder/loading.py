@@ -93,7 +93,18 @@ def _source_of(load: GeneratorLoad, shape: EncoderDecoderShape, max_source: int,
             f"{load.folder}: kv_cache_bytes: expected room for a source and a text, got {max_source + max_text} tokens; "
             "raise it or remove it"
         )
-    return SourceSpec(max_source, prompt, BLOCK_TOKENS, settings.max_new_tokens, settings.min_new_tokens)
+    assert load.tokenizer is not None
+    languages = load.tokenizer.languages
+    return SourceSpec(
+        max_source,
+        prompt,
+        BLOCK_TOKENS,
+        settings.max_new_tokens,
+        settings.min_new_tokens,
+        tuple(languages.sources),
+        languages.targets,
+        languages.named_targets,
+    )
 
 
 def _cache_of(load: GeneratorLoad, shape: EncoderDecoderShape, device: torch.device) -> KeyValueCache:

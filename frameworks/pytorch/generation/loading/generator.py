@@ -17,7 +17,8 @@ from frameworks.pytorch.generation.loading.cached_loading import load_cached
 from frameworks.pytorch.generation.loading.draft_loading import LoadedDraft, load_draft
 from frameworks.pytorch.generation.loading.paged_loading import load_paged
 from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
-from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer, SourceTokenizer
+from frameworks.pytorch.generation.prompts.source_tokenizer import PythonTokenizer, source_tokenizer
+from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.sampling.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling.sampler import Sampler
 from frameworks.pytorch.generation.sampling.token_masks import TokenMasks
@@ -37,6 +38,7 @@ from frameworks.scheduling.steps.step_cost import StepCost
 from frameworks.types import ModelSpec, TensorType, ValueSpec
 
 _MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
+AnyTokenizer = HuggingFaceTokenizer | PythonTokenizer
 log = structlog.get_logger(__name__)
 
 
@@ -58,7 +60,7 @@ def load_generator(
             "raise max_batch_size instead"
         )
     vocabulary_size = read_limits(folder).vocabulary_size
-    tokenizer = (SourceTokenizer if has_encoder else HuggingFaceTokenizer)(folder, vocabulary_size)
+    tokenizer: AnyTokenizer = (source_tokenizer if has_encoder else HuggingFaceTokenizer)(folder, vocabulary_size)
     load = replace(load, tokenizer=tokenizer)
     if load.bits is not None:
         load = replace(load, text_ids=tuple(tokenizer.ids_of(HELD_OUT_TEXT, add_special_tokens=True)))
@@ -75,7 +77,7 @@ def _loaded(
     load: GeneratorLoad,
     served: ServedModel,
     draft: GeneratorLoad | None,
-    tokenizer: HuggingFaceTokenizer,
+    tokenizer: AnyTokenizer,
     vocabulary_size: int,
 ) -> GeneratingModel:
     entry, device, performance = load.entry, load.device, load.performance
@@ -102,7 +104,7 @@ def _loaded(
         served.runner,
         scheduler,
         Sampler(torch.device(device.id), vocabulary_size),
-        TokenMasks(tokenizer.pretrained.backend_tokenizer, vocabulary_size, spec.generation.eos_token_ids),
+        TokenMasks(getattr(tokenizer.pretrained, "backend_tokenizer", None), vocabulary_size, spec.generation.eos_token_ids),
         tokenizer,
         served.adapters,
         speculation,
@@ -175,7 +177,7 @@ def _can_propose(served: ServedModel, name: str) -> bool:
     return served.unpaged_because is None
 
 
-def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokenizer: HuggingFaceTokenizer) -> ModelSpec:
+def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokenizer: AnyTokenizer) -> ModelSpec:
     folder, template, tool_format = load.folder, tokenizer.tool_template, load.entry.tool_format
     text_format = TextFormat()
     if template is not None:

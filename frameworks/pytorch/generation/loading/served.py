@@ -9,7 +9,6 @@ from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.generation.sources import SourceSpec
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
-from frameworks.pytorch.generation.prompts.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
 from frameworks.pytorch.generation.step.kernel_switch import KernelSwitch
 from frameworks.pytorch.generation.step.parts import EndsWithModel
@@ -42,7 +41,8 @@ class GeneratorPerformance:
 class GeneratorLoad:
     """A load. `dtype`: of activations and KV cache, f32, f16 or bf16. `bits`: of the weights of linear layers; None: as
     `dtype`. `text_ids`: tokens of a text whose perplexity measures the accuracy of quantized weights.
-    `source`: of weights that are packed in their files; None for a folder of plain ones. `tokenizer`: of the folder.
+    `source`: of weights that are packed in their files; None for a folder of plain ones. `tokenizer`: of the folder,
+    a HuggingFaceTokenizer, or one of `prompts/source_tokenizer.py`.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class GeneratorLoad:
     performance: GeneratorPerformance
     text_ids: tuple[int, ...] = ()
     source: WeightSource | None = None
-    tokenizer: HuggingFaceTokenizer | None = None
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,20 +214,6 @@ class HuggingFaceTokenizer:
             )
 
 
-class SourceTokenizer(HuggingFaceTokenizer):
-    """The tokenizer of a model with an encoder, which reads a whole text with the special tokens after it."""
-
-    def encode(
-        self, prompt: Prompt, limit: TextLimit | None = None, options: PromptOptions = DEFAULT_OPTIONS
-    ) -> tuple[int, ...]:
-        """As GenerationTokenizer.encode."""
-        if not isinstance(prompt, str):
-            return super().encode(prompt, limit, options)
-        if limit is not None:
-            self.check_length(prompt, limit, "prompt")
-        return tuple(self._ids_of(prompt, options.add_special_tokens, "prompt"))
-
-
 def read_chat_template(folder: Path, variables: Mapping[str, object]) -> ChatTemplate | None:
     """Return the template of the folder's conversations, with these variables; None without one.
 

@@ -52,11 +52,11 @@ _TOO_LARGE = ("too big", "too large", "too many", "too complex")
 class TokenMasks:
     """The constraints of one model. Thread-safe; methods that block do not belong on an event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
         """`vocabulary_size`: number of logits of the model; ids without a token are never allowed. `eos_token_ids`:
-        each of them ends a text.
+        each of them ends a text. `tokenizer`: None for one of Python, whose texts cannot be constrained.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer_of_rust = tokenizer
         self._vocabulary_size = vocabulary_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._compile_lock = threading.Lock()
@@ -158,6 +158,12 @@ class TokenMasks:
         names = [token.content for token_id, token in added.items() if _is_special(table, token_id)]
         plain = definition.replace("\\", "")  # of JSON strings, or of a pattern
         return any(name in plain for name in names)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self._tokenizer_of_rust is None:
+            raise InvalidInput(FIELD, "expected a model with a tokenizer.json, got one with another tokenizer")
+        return self._tokenizer_of_rust
 
     def _table_of_tokens(self) -> LLTokenizer:
         if self._table is None:
