@@ -30,7 +30,7 @@ def _routes() -> "Sequence[Route]":
     from extensions.clients.ollama.routes import ROUTES as OLLAMA_ROUTES
     from extensions.clients.responses.routes import ROUTES as RESPONSES_ROUTES
     from extensions.clients.tei.routes import ROUTES as TEI_ROUTES
-    from extensions.clients.tgi.generate import ROOT_CODEC
+    from extensions.clients.tgi.root import ROOT_CODEC
     from extensions.clients.tgi.routes import ROUTES as TGI_ROUTES
 
     # A body of TGI on a path of TEI has a field that TEI's bodies have not: TEI's routes are the first of a path.

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from frameworks.core.errors import DeadlineExceeded, InvalidInput
 from frameworks.core.text_lengths import TextLimit
@@ -306,18 +307,13 @@ def _sequences(
     is_free = prepared.matcher is None and not stopping.ignore_eos
     arrived_s = time.perf_counter()
     sequences: list[SequenceRequest] = []
-    for i, prompt_ids in enumerate(prepared.prompts):
-        media, ngrams = prepared.media, ()
-        if spec.source is not None:
-            check_source(request, i, prompt_ids, spec.source.max_tokens)
-            ngrams = ngrams_of(prompt_ids, request.sampling.source_ngram_size)
-            prompt_ids, media = spec.source.prompt_of(prompt_ids)
-        text_prompt_ids = prompt_ids if spec.source is None else spec.source.decoder_prompt
-        max_tokens = max_tokens_of(request, i, text_prompt_ids, spec.max_context_tokens)
+    for i in range(len(prepared.prompts)):
+        prompt = _prompt_of(request, prepared, i, spec)
+        max_tokens = max_tokens_of(request, i, prompt.text_ids, spec.max_context_tokens)
         seed = secrets.randbelow(_SEEDS) if request.sampling.seed is None else request.sampling.seed
         first = SequenceRequest(
             0,
-            prompt_ids,
+            prompt.token_ids,
             max_tokens,
             request.sampling,
             stop_token_ids,
@@ -329,9 +325,9 @@ def _sequences(
             tenant=run.permit.tenant,
             prompt_logprobs=request.prompt_options.top_logprobs,
             adapter_id=adapter_id,
-            bad_sequences=(*prepared.bad_sequences, *ngrams),
+            bad_sequences=(*prepared.bad_sequences, *prompt.ngrams),
             forced_tokens=_forced_tokens(request, spec) if is_free else NOT_FORCED,
-            media=media,
+            media=prompt.media,
         )
         sequences += [
             replace(
@@ -346,10 +342,31 @@ def _sequences(
     return sequences
 
 
+class _SequencePrompt(NamedTuple):
+    """The prompt of a sequence. `text_ids`: the tokens that its text follows. `ngrams`: that it must not have."""
+
+    token_ids: tuple[int, ...]
+    text_ids: tuple[int, ...]
+    media: PromptMedia | None
+    ngrams: tuple[TokenIds, ...] = ()
+
+
+def _prompt_of(
+    request: GenerateRequest, prepared: _PreparedPrompts, index: int, spec: GenerationSpec
+) -> _SequencePrompt:
+    """Return a prompt as the model reads it. Raises InvalidInput for one that its encoder does not read."""
+    ids, source = prepared.prompts[index], spec.source
+    if source is None:
+        return _SequencePrompt(ids, ids, prepared.media)
+    check_source(request, index, ids, source.max_tokens)
+    token_ids, media = source.prompt_of(ids)
+    return _SequencePrompt(token_ids, source.decoder_prompt, media, ngrams_of(ids, request.sampling.source_ngram_size))
+
+
 def _forced_tokens(request: GenerateRequest, spec: GenerationSpec) -> ForcedTokens:
     """Return the forced tokens of a text: its language is the first one, where the request names it."""
     target = request.prompt_options.target_language
-    if spec.source is None or target not in spec.source.target_ids:
+    if spec.source is None or target is None or target not in spec.source.target_ids:
         return spec.forced_tokens
     return replace(spec.forced_tokens, first=(spec.source.target_ids[target],))
 

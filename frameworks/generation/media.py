@@ -1,4 +1,4 @@
-"""The images of one prompt, or the source of an encoder: what the model computes of them, and which tokens they take."""
+"""The images of a prompt, or the source of an encoder: what the model computes of them, and their tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

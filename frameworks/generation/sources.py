@@ -3,25 +3,33 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from frameworks.generation.media import ImageGroup, PromptMedia
 
+SourceTask = Literal["summarization", "text2text-generation", "translation"]
+SOURCE_TASKS: tuple[SourceTask, ...] = get_args(SourceTask)
+_TRANSLATE = ("Marian", "M2M100", "MBart", "NllbMoe")
+_SUMMARIZE = ("Pegasus", "BigBirdPegasus")
+"""Begins of the classes that were trained for one task."""
 _PADDING = 0
 """The token id behind a source, up to a whole block. No layer reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """How a model with an encoder reads a prompt. `max_tokens`: of a source. `decoder_prompt`: the tokens that the text
-    follows. `block_tokens`: a source takes whole blocks of the KV cache. `max_new_tokens`, `min_new_tokens`: of a text
-    for which the request states none; None: up to the end of the context. `source_languages`: those that a request may
-    name. `target_ids`: the first token of a text in each language. `named_targets`: languages that the tokenizer reads
-    in the source.
+    """How a model with an encoder reads a prompt.
+
+    `task`: of transformers. `max_tokens`: of a source. `decoder_prompt`: the tokens that the text follows.
+    `block_tokens`: a source takes whole blocks of the KV cache. `max_new_tokens`, `min_new_tokens`: of a text for which
+    the request states none; None: up to the end of the context. `source_languages`: those that a request may name.
+    `target_ids`: the first token of a text in each language. `named_targets`: languages that the tokenizer reads in the
+    source.
     """
 
+    task: SourceTask
     max_tokens: int
     decoder_prompt: tuple[int, ...]
     block_tokens: int
@@ -55,3 +63,21 @@ class SourcePrompt(NamedTuple):
 
     token_ids: tuple[int, ...]
     media: PromptMedia
+
+
+def source_task(named: str | None, architecture: str, config: Mapping[str, Any]) -> SourceTask:
+    """Return the task of a model with an encoder. `named`: of its entry. `config`: its config.json, whose settings for
+    the pipelines of transformers may show the only one that it was trained for.
+    """
+    if named in SOURCE_TASKS:
+        return named
+    if architecture.startswith(_TRANSLATE):
+        return "translation"
+    if architecture.startswith(_SUMMARIZE):
+        return "summarization"
+    of_pipelines = config.get("task_specific_params")
+    kinds = {str(name).partition("_")[0] for name in of_pipelines} if isinstance(of_pipelines, dict) else set()
+    for task in SOURCE_TASKS:
+        if kinds == {task}:
+            return task
+    return "text2text-generation"

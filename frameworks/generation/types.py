@@ -94,9 +94,9 @@ Prompt = str | tuple[int, ...] | Conversation
 """A text, token ids, or a conversation."""
 
 
+EarlyStopping = bool | Literal["never"]
 MAX_BEAMS = 16
 """Of a beam search: each takes memory for its own text."""
-EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,7 @@ class BeamSearch:
 
     num_beams: int
     length_penalty: float = 1.0
-    early_stopping: MAX_BEAMS = 16
-"""Of a beam search: each takes memory for its own text."""
-EarlyStopping = False
+    early_stopping: EarlyStopping = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes
 from frameworks.core.settings.entries import Dtype, PerformanceSettings, TorchModelEntry
 from frameworks.generation.image_text_models import NOT_SERVED
+from frameworks.generation.sources import SOURCE_TASKS
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.compiled.cache.code_cache import set_cache_folder
 from frameworks.pytorch.cpu_layers.packed import PACKINGS
@@ -349,8 +350,7 @@ def _check_kind(files: ModelFiles) -> None:
             f"{', '.join(sorted(ENCODER_DECODERS))} or a causal language model, got "
             f"{config.architecture or config.model_type}"
         )
-    if config.has_encoder:
-        _check_encoder_decoder(files)
+    _check_encoder_decoder(files)
     generates = config.generates
     # "bert" and "llama" are families; any other model_type must be that of the folder.
     family = "llama" if config.architecture.endswith(GENERATES) else "bert"
@@ -378,12 +378,19 @@ def _check_kind(files: ModelFiles) -> None:
 
 
 def _check_encoder_decoder(files: ModelFiles) -> None:
-    """Raise InvalidModel for a key of an entry that a model with an encoder and a decoder does not have."""
+    """Raise InvalidModel for a task of other models, and for a key that a model with an encoder does not have."""
+    found = files.config.architecture or files.config.model_type
+    if not files.config.has_encoder:
+        if files.entry.task in SOURCE_TASKS:
+            raise InvalidModel(
+                f'{files.folder}: task: expected a model with an encoder and a decoder for "{files.entry.task}", got '
+                f"{found}; correct it or remove it"
+            )
+        return
     fields, entry = TorchModelEntry.model_fields, files.entry
     unsuitable = [key for key in _KEYS_OF_LANGUAGE_MODELS if getattr(entry, key) != fields[key].default]
     if unsuitable:
-        name = files.config.architecture
-        raise InvalidModel(f"{files.folder}: {unsuitable[0]}: expected none for a model of {name}; remove it")
+        raise InvalidModel(f"{files.folder}: {unsuitable[0]}: expected none for {found}; remove it")
     if entry.dtype == "int4":
         raise InvalidModel(
             f'{files.folder}: dtype: expected "f32", "bf16", "f16" or "int8" for a model with an encoder, got "int4"'

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
+from frameworks.generation.sources import SOURCE_TASKS
 from frameworks.tasks.table import TASKS
 
 _BY_SUFFIX: dict[str, tuple[str, ...]] = {
@@ -97,7 +98,7 @@ def tasks_of(architecture: str) -> tuple[str, ...]:
 
 OWN_TASKS = frozenset({"embed", "classify", "generate"})
 """Tasks that other parts of the frameworks serve, without a pipeline."""
-OTHER_NAMES = {
+OTHER_NAMES: dict[str, str] = {
     "feature-extraction": "embed",
     "image-feature-extraction": "embed",
     "sentence-similarity": "embed",
@@ -106,10 +107,11 @@ OTHER_NAMES = {
     "image-classification": "classify",
     "text-ranking": "classify",
     "text-generation": "generate",
+    **dict.fromkeys(SOURCE_TASKS, "generate"),
     "ner": "token-classification",
 }
 """Names that the hub has for tasks: other ones for those of the server."""
-SERVED = f"the tasks served are {', '.join(sorted(TASKS))}, and text-generation"
+SERVED = f"the tasks served are {', '.join(sorted((*TASKS, *SOURCE_TASKS)))}, and text-generation"
 """For the error of a class that no task serves."""
 _NEEDS_TORCHVISION = (
     "transformers prepares its images with torchvision only, which the server does not use; serve a SamModel or "

@@ -11,6 +11,7 @@ from app.inference.unnamed_model import kind_of
 from app.observability.visible_counts import Counts
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.addresses import SourceAddress
+from frameworks.generation.sources import SourceTask
 from frameworks.images.spec import ImageSpec
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.traffic import Share
@@ -116,6 +117,17 @@ class TaskParameterDescription(ResponseBody):
     description: str
 
 
+class SourceDescription(ResponseBody):
+    """How a model with an encoder reads prompts, and what its files say of its texts."""
+
+    task: SourceTask
+    max_tokens: int = Field(description="Tokens that the encoder reads.")
+    max_new_tokens: int | None = Field(description="Of a text for which a request states none; null: the context.")
+    num_beams: int = Field(description="Of the search, unless a request names another number.")
+    source_languages: list[str] = Field(description="Those that a request may name; empty for one language.")
+    target_languages: list[str]
+
+
 class ModelDescription(ResponseBody):
     """A registered model. Fields that need a loaded model are null while it is not loaded."""
 
@@ -145,6 +157,9 @@ class ModelDescription(ResponseBody):
     )
     vision: ConversationImages | None = Field(
         description="Of a language model that sees: the bounds of the images of a conversation; null for others."
+    )
+    source: SourceDescription | None = Field(
+        description="Of a model with an encoder: how it reads prompts; null for others."
     )
     graphs: str | None = Field(
         description="Which runs or decode steps are CUDA graphs, or none and the reason; null for others."
@@ -283,6 +298,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "progress": work_of(slot.name),
         "attention": _attention(spec),
         "vision": asdict(spec.vision) if spec and spec.vision else None,
+        "source": _source(spec),
         "graphs": spec.graphs if spec else None,
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
@@ -391,6 +407,20 @@ def _attention(spec: ModelSpec | None) -> str | None:
         return None
     reason = spec.generation.unpaged_because
     return "paged" if reason is None else f"transformers: {reason}"
+
+
+def _source(spec: ModelSpec | None) -> dict[str, Any] | None:
+    if spec is None or spec.generation is None or spec.generation.source is None:
+        return None
+    source, beams = spec.generation.source, spec.generation.sampling.beams
+    return {
+        "task": source.task,
+        "max_tokens": source.max_tokens,
+        "max_new_tokens": source.max_new_tokens,
+        "num_beams": 1 if beams is None else beams.num_beams,
+        "source_languages": list(source.source_languages),
+        "target_languages": list(source.target_languages),
+    }
 
 
 def _warm_up(spec: ModelSpec | None) -> str | None:

@@ -33,8 +33,9 @@ class GenerationOptions(ConstraintFields, StoppingFields, SamplingFields, Search
     """The options of `prompt` and `messages`."""
 
     max_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = Field(
-        None, description=f"Maximum number of generated tokens. Default: {DEFAULT_MAX_TOKENS}, or the length that the files of a "
-        "model with an encoder state."
+        None,
+        description=f"Maximum number of generated tokens. Default: {DEFAULT_MAX_TOKENS}, or the length that the files "
+        "of a model with an encoder state.",
     )
     n: NumChoices = 1
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | bool | None = Field(

@@ -1,4 +1,4 @@
-"""The codecs of Text Generation Inference (TGI): /generate, /generate_stream, and POST /."""
+"""The codecs of Text Generation Inference (TGI): /generate and /generate_stream. POST / is in root.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from app.protocols.shared.fields.constraints import grammar_constraint
 from app.protocols.shared.fields.generation import SamplingFields, StoppingFields, to_sampling, to_stopping
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored, Refusal
 from app.protocols.shared.json.output import list_to_json
-from extensions.clients.tgi.requests import TgiParameters, TgiRequest, TgiRootRequest, TgiStreamRequest, TgiWholeRequest
+from extensions.clients.tgi.requests import TgiParameters, TgiRequest, TgiStreamRequest, TgiWholeRequest
 from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import Choice, Constraint, GenerateAnswer, GenerateRequest, TextDelta, TokenText, Usage
 from frameworks.types import ModelSpec
@@ -57,28 +57,31 @@ _GRAMMAR = "parameters.grammar.value"
 
 
 def _build(body: TgiRequest, spec: ModelSpec) -> GenerateRequest:
-    return _request(body, spec, shows_tokens=bool(body.options.details))
+    return build_text(body, spec, shows_tokens=bool(body.options.details))
 
 
 def _build_stream(body: TgiRequest, spec: ModelSpec) -> GenerateRequest:
-    return _request(body, spec, shows_tokens=True)
+    return build_text(body, spec, shows_tokens=True)
 
 
-def _build_root(body: TgiRootRequest, spec: ModelSpec) -> GenerateRequest:
-    return _request(body, spec, shows_tokens=bool(body.stream or body.options.details))
-
-
-def _request(body: TgiRequest, spec: ModelSpec, shows_tokens: bool) -> GenerateRequest:
-    """`shows_tokens`: the response has single tokens. That of an echoed prompt has the end token too."""
+def build_text(
+    body: TgiRequest, spec: ModelSpec, shows_tokens: bool, stopping: StoppingFields | None = None
+) -> GenerateRequest:
+    """Return the request of a body. `shows_tokens`: the response has single tokens. That of an echoed prompt has the
+    end token too. `stopping`: None: as the options say. Raises InvalidInput.
+    """
     options, generation = body.options, generation_of(spec)
     has_prompt = bool(options.decoder_input_details and options.details)
-    stopping = StoppingFields(max_tokens=options.max_new_tokens, stop=options.stop)
+    if stopping is None:
+        stopping = StoppingFields(max_tokens=options.max_new_tokens, stop=options.stop)
     return GenerateRequest(
         (body.inputs,),
         to_sampling(_sampling_of(options), generation, (options.top_n_tokens or 0) if shows_tokens else None),
         to_stopping(stopping, generation, _DEFAULT_MAX_TOKENS),
         _constraint_of(options),
-        prompt_options=PromptOptions(is_echoed=shows_tokens, top_logprobs=0 if has_prompt else None),
+        prompt_options=PromptOptions(
+            is_echoed=shows_tokens and generation.source is None, top_logprobs=0 if has_prompt else None
+        ),
     )
 
 
@@ -101,7 +104,7 @@ def _constraint_of(options: TgiParameters) -> Constraint | None:
     return None if options.grammar is None else grammar_constraint(options.grammar, _GRAMMAR)
 
 
-def _check_parameters(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+def check_parameters(fields: dict[str, Any], spec: ModelSpec) -> tuple[str, ...]:
     """Refuse parameters that would change the response."""
     return PARAMETERS.apply_to(fields, "parameters")
 
@@ -115,14 +118,11 @@ def _ignored_in_stream(body: TgiStreamRequest, spec: ModelSpec) -> tuple[str, ..
 
 
 def _write(decoded: BodyRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
-    return orjson.dumps(_text_of(decoded, answer))
+    return orjson.dumps(text_of(decoded, answer))
 
 
-def _write_root(decoded: BodyRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
-    return orjson.dumps([_text_of(decoded, answer)])
-
-
-def _text_of(decoded: BodyRequest, answer: GenerateAnswer) -> dict[str, Any]:
+def text_of(decoded: BodyRequest, answer: GenerateAnswer) -> dict[str, Any]:
+    """Return the members of a whole text."""
     (choice,), options = answer.choices, decoded.body.options
     text = (decoded.body.inputs if options.return_full_text else "") + choice.text + (choice.stop_string or "")
     if not options.details:
@@ -139,7 +139,7 @@ def _text_of(decoded: BodyRequest, answer: GenerateAnswer) -> dict[str, Any]:
     return {"generated_text": text, "details": details}
 
 
-class _TokenStream:
+class TokenStream:
     """As StreamWriter of app/protocols/shared/codec.py: an event for each token. The last one has the whole text."""
 
     def __init__(self, decoded: BodyRequest, context: AnswerContext) -> None:
@@ -217,7 +217,7 @@ def _reason(ended: Choice | TextDelta) -> str:
     return "length" if ended.finish_reason == "length" else "eos_token"
 
 
-def _rename(field: str) -> str:
+def rename(field: str) -> str:
     """Return the field of the body: other protocols name the prompt and the number of tokens in another way."""
     return {
         "prompt": "inputs",
@@ -228,14 +228,10 @@ def _rename(field: str) -> str:
 
 
 GENERATE_CODEC = TgiCodec(
-    "/generate", ("generate",), TgiWholeRequest, _build, _write, BODY, rename=_rename, check=_check_parameters,
+    "/generate", ("generate",), TgiWholeRequest, _build, _write, BODY, rename=rename, check=check_parameters,
     ignored=_ignored_in_whole,
 )  # fmt: skip
 STREAM_CODEC = TgiCodec(
-    "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, BODY, stream=_TokenStream,
-    rename=_rename, check=_check_parameters, ignored=_ignored_in_stream,
-)  # fmt: skip
-ROOT_CODEC = TgiCodec(
-    "/", ("generate",), TgiRootRequest, _build_root, _write_root, BODY, stream=_TokenStream, rename=_rename,
-    check=_check_parameters,
+    "/generate_stream", ("generate",), TgiStreamRequest, _build_stream, _write, BODY, stream=TokenStream,
+    rename=rename, check=check_parameters, ignored=_ignored_in_stream,
 )  # fmt: skip

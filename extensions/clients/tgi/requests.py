@@ -13,8 +13,11 @@ from app.protocols.shared.fields.constraints import JsonGrammar, RegexGrammar
 from app.protocols.shared.fields.generation import (
     MAX_STOPS,
     FrequencyPenalty,
+    LanguageCode,
     MaxTokens,
+    MinTokens,
     RepetitionPenalty,
+    SearchFields,
     Seed,
     StopString,
     Stream,
@@ -84,7 +87,28 @@ class TgiStreamRequest(TgiRequest):
         return True
 
 
-class TgiRootRequest(TgiRequest):
-    """A text to continue, whole or as a stream."""
+class HubParameters(TgiParameters, SearchFields):
+    """Options of a text that is continued, translated or summarized; those of `generate_parameters` too."""
 
+    src_lang: LanguageCode = Field(None, description="As source_language.")
+    tgt_lang: LanguageCode = Field(None, description="As target_language.")
+    min_new_tokens: MinTokens = None
+    max_length: MaxTokens = Field(
+        None, description="Maximum number of tokens of a model with an encoder, with those that begin its texts."
+    )
+    min_length: MinTokens = Field(None, description="As max_length, the number before which a text does not end.")
+
+
+_NO_HUB_PARAMETERS = read_body(HubParameters, {})
+
+
+class TgiRootRequest(TgiRequest):
+    """A text to continue, to translate or to summarize, whole or as a stream."""
+
+    parameters: HubParameters | None = None
     stream: Stream = False
+
+    @property
+    def options(self) -> HubParameters:
+        """As TgiRequest.options."""
+        return _NO_HUB_PARAMETERS if self.parameters is None else self.parameters

@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field, RootModel
 
 from app.protocols.shared.bodies import ResponseBody
 from app.protocols.shared.routes import Route, body_route
-from extensions.clients.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC, TgiCodec
+from extensions.clients.tgi.generate import GENERATE_CODEC, STREAM_CODEC, TgiCodec
+from extensions.clients.tgi.root import ROOT_CODEC
 
 
 class TgiToken(ResponseBody):

@@ -38,7 +38,10 @@ class RunningSequences:
         from the list if they had to be evicted.
         """
         needed = self.num_needed(sequence)
-        if self.sequences and needed + sum([each.width for each in self.sequences]) * self.pool.num_spare > self.pool.num_free:
+        if (
+            self.sequences
+            and needed + sum([each.width for each in self.sequences]) * self.pool.num_spare > self.pool.num_free
+        ):
             return False
         blocks = self.pool.allocate(needed, keep=cached)
         if blocks is None and not self.sequences:

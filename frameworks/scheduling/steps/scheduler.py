@@ -37,12 +37,10 @@ class StepScheduler:
         ageing_s: float = 1.0,
         splits_prompts: bool = True,
         max_scored_tokens: int = MIN_PROMPT_TOKENS,
-        max_whole_prompts: int = 1,
     ) -> None:
         """`max_sequences`: in one step. `max_num_batched_tokens`: computed in one step, over all sequences.
         `splits_prompts`: False: each prompt is computed at once, and may exceed that number. `max_scored_tokens`: in
-        one step, of prompts whose log probabilities are requested. `max_whole_prompts`: of those that are computed
-        in one step with what they read.
+        one step, of prompts whose log probabilities are requested.
         """
         self.pool = pool
         self.cost = cost
@@ -51,7 +49,8 @@ class StepScheduler:
         self._ageing_s = ageing_s
         self._splits_prompts = splits_prompts
         self._max_scored_tokens = max_scored_tokens
-        self._max_whole_prompts = max_whole_prompts
+        self.max_whole_prompts = 1
+        """Prompts that a step may compute in one part with what they read: images, or the source of an encoder."""
         self._has_paused = False
         self.is_ready: Callable[[Sequence, ImageGroup], bool] = always_ready
         """As StepPlan.is_ready."""
@@ -99,7 +98,7 @@ class StepScheduler:
         plan = StepPlan(
             splits_prompts=self._splits_prompts,
             scorable=self._max_scored_tokens,
-            whole_prompts=self._max_whole_prompts,
+            whole_prompts=self.max_whole_prompts,
             is_ready=self.is_ready,
         )
         queue = self._queues.only

@@ -19,8 +19,9 @@ class Sequence:
     first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
     of a runner for the sequence, outside its blocks; it is dropped with them. `num_to_score`: tokens of the
     prompt whose logits are requested, and `num_scored` of them were computed. `unread_row`: of the tokens that the last
-    step sampled, the one that continues the text and that the host has not read; -1: the host knows all tokens. `width`: the beams of a
-    search, whose texts share the blocks of the source; each has others for its own tokens, which are NO_TOKEN here.
+    step sampled, the one that continues the text and that the host has not read; -1: the host knows all tokens.
+    `width`: the beams of a search. They share the blocks of the source, and each has others for its own tokens, which
+    are NO_TOKEN here.
     """
 
     __slots__ = (

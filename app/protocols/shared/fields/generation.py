@@ -154,10 +154,12 @@ class SearchFields(Body):
     """Options of models with an encoder: of their search, and the languages of their texts."""
 
     num_beams: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = Field(
-        None, description="Texts that are continued at once; the best one is returned. Default: the model's own, else 1."
+        None,
+        description="Texts that are continued at once, of which the best is returned. Default: the model's, else 1.",
     )
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
-        None, description="The score of a text is divided by its length to this power. Default: the model's own, else 1."
+        None,
+        description="The score of a text is divided by its length to this power. Default: the model's, else 1.",
     )
     early_stopping: bool | Literal["never"] | None = Field(
         None,
@@ -165,7 +167,8 @@ class SearchFields(Body):
         "Default: the model's own, else false.",
     )
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=MAX_NGRAM_TOKENS)] | None = Field(
-        None, description="So many tokens in a row occur once in a text. Default: the model's own, else 0 for any number."
+        None,
+        description="So many tokens in a row occur once in a text; 0: any number of times. Default: the model's.",
     )
     source_language: LanguageCode = Field(None, description="Of the prompt, a code of the model's tokenizer.")
     target_language: LanguageCode = Field(None, description="Of the text, a code of the model's tokenizer.")

@@ -53,7 +53,8 @@ class DecoderAttention:
     def write_source(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write keys and values of cross-attention, [1, heads, source tokens, head size], with zeros behind them."""
         rows = self.rows
-        assert rows is not None and rows.source_writes is not None
+        assert rows is not None
+        assert rows.source_writes is not None
         states = torch.cat((key[0], value[0])).transpose(0, 1)
         padding = -len(states) % BLOCK_TOKENS
         # A masked value is multiplied by 0, so that it must not be NaN.
@@ -73,9 +74,7 @@ class DecoderAttention:
             return self._decode(layer, query, rows.source, scale)
         if not key.shape[2]:
             assert rows.source_blocks is not None
-            key, value = (
-                states.to(query.dtype) for states in self._read(layer, rows.source_blocks, rows.num_source)
-            )
+            key, value = (states.to(query.dtype) for states in self._read(layer, rows.source_blocks, rows.num_source))
         return _attend(query, key, value, None, scale)
 
     def to_own(

@@ -96,7 +96,7 @@ class _LastRows:
         return None if self.rows is None else (args[0].index_select(1, self.rows), *args[1:])
 
 
-class _PassedStates(EncoderDecoderCache):
+class _PassedStates(EncoderDecoderCache):  # type: ignore[misc]
     """A cache of transformers that keeps nothing."""
 
     def __init__(self, attention: DecoderAttention) -> None:
@@ -111,7 +111,7 @@ class _Flags(dict[int, bool]):
         super().__init__()
         self._states = states
 
-    def get(self, key: int, default: Any = None) -> bool:  # type: ignore[override]
+    def get(self, key: int, default: Any = None) -> bool:
         return not self._states.writes
 
     def __getitem__(self, key: int) -> bool:
@@ -121,7 +121,7 @@ class _Flags(dict[int, bool]):
         pass
 
 
-class _OwnStates(Cache):
+class _OwnStates(Cache):  # type: ignore[misc]
     def __init__(self, attention: DecoderAttention) -> None:
         super().__init__(layers=[])
         self._attention = attention
@@ -134,13 +134,13 @@ class _OwnStates(Cache):
         return 0
 
 
-class _SourceStates(Cache):
+class _SourceStates(Cache):  # type: ignore[misc]
     """Writes the keys and values of the source; in other passes its layers have none."""
 
     def __init__(self, attention: DecoderAttention) -> None:
         super().__init__(layers=[])
         self._attention = attention
-        self.layers = [_NoStates(attention)] * attention.cache.shape.layers  # type: ignore[list-item]
+        self.layers = [_NoStates(attention)] * attention.cache.shape.layers
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any) -> Any:
         self._attention.reads_source = True

@@ -6,9 +6,10 @@ import torch
 import transformers
 
 from frameworks.core.errors import InvalidModel
+from frameworks.core.files import read_json
 from frameworks.core.progress import phase
 from frameworks.generation.generation_config import source_settings
-from frameworks.generation.sources import SourceSpec
+from frameworks.generation.sources import SourceSpec, source_task
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker
@@ -90,12 +91,14 @@ def _source_of(load: GeneratorLoad, shape: EncoderDecoderShape, max_source: int,
     left = max_text - len(prompt)
     if max_source < 1 or left < 1:
         raise InvalidModel(
-            f"{load.folder}: kv_cache_bytes: expected room for a source and a text, got {max_source + max_text} tokens; "
-            "raise it or remove it"
+            f"{load.folder}: kv_cache_bytes: expected room for a source and a text, got {max_source + max_text} "
+            "tokens; raise it or remove it"
         )
     assert load.tokenizer is not None
     languages = load.tokenizer.languages
+    config = read_json(load.folder / "config.json")
     return SourceSpec(
+        source_task(load.entry.task, architecture_of(load.folder), config),
         max_source,
         prompt,
         BLOCK_TOKENS,

@@ -56,7 +56,9 @@ def read_encoder_decoder_shape(folder: Path, dtype: str, kv_dtype: str = "auto")
 
 def _shape_of(config: Any, dtype: torch.dtype) -> EncoderDecoderShape:
     decoder = config.decoder if hasattr(getattr(config, "decoder", None), "vocab_size") else config
-    heads = _first(decoder, "decoder_attention_heads", "num_decoder_attention_heads", "num_heads", "num_attention_heads")
+    heads = _first(
+        decoder, "decoder_attention_heads", "num_decoder_attention_heads", "num_heads", "num_attention_heads"
+    )
     hidden_size = _first(decoder, "d_model", "hidden_size")
     head_size = int(getattr(decoder, "d_kv", None) or getattr(decoder, "head_dim", None) or hidden_size // heads)
     layers = _first(decoder, "decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "num_hidden_layers")

@@ -33,7 +33,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 class EncoderDecoderTrial:
     """The reference logits of two texts, computed before the model is changed."""
 
-    def __init__(self, model: Any, folder: Path, vocabulary_size: int, source: SourceSpec, max_text_tokens: int) -> None:
+    def __init__(
+        self, model: Any, folder: Path, vocabulary_size: int, source: SourceSpec, max_text_tokens: int
+    ) -> None:
         """Raises InvalidModel if the model does not run, OutOfMemory."""
         self.folder = folder
         self._device, self._dtype = model.device, model.dtype
@@ -94,9 +96,7 @@ class EncoderDecoderTrial:
         sequences, first = [], 0
         for prompt, text in zip(self._prompts, self._texts, strict=True):
             token_ids = (*prompt.token_ids[: prompt.media.padded_source], *text)
-            request = SequenceRequest(
-                0, token_ids, 1, Sampling(), priority=DEFAULT_PRIORITY, media=prompt.media
-            )
+            request = SequenceRequest(0, token_ids, 1, Sampling(), priority=DEFAULT_PRIORITY, media=prompt.media)
             sequence = Sequence(request, 0.0)
             count = -(-len(token_ids) // BLOCK_TOKENS)
             sequence.blocks = list(range(first, first + count))
@@ -119,7 +119,7 @@ class EncoderDecoderTrial:
             if count > 1 or not done:
                 rows = [runner.compute([part]) for part in parts]
             else:
-                rows = list(runner.compute(parts).split(1))
+                rows = list(torch.split(runner.compute(parts), 1))
             for own, logits in zip(found, rows, strict=True):
                 own.append(logits[len(logits) - count :].float().cpu().clone())
             done += count

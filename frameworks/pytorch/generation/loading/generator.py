@@ -83,6 +83,7 @@ def _loaded(
     entry, device, performance = load.entry, load.device, load.performance
     drafting = None
     if draft is not None and _can_propose(served, entry.name):
+        assert isinstance(tokenizer, HuggingFaceTokenizer)
         drafting = load_draft(draft, tokenizer, torch.device(device.id))
         served = replace(served, memory_bytes=served.memory_bytes + drafting.memory_bytes)
     spec = _spec(load, served, vocabulary_size, tokenizer)
@@ -97,14 +98,17 @@ def _loaded(
         performance.ageing_s,
         splits_prompts=served.splits_prompts,
         max_scored_tokens=max_scored_tokens(vocabulary_size),
-        max_whole_prompts=1 if served.source is None else sequences,
     )
+    if served.source is not None:
+        scheduler.max_whole_prompts = sequences
     speculation = _speculation(entry, served, scheduler, drafting, vocabulary_size)
     parts = EngineParts(
         served.runner,
         scheduler,
         Sampler(torch.device(device.id), vocabulary_size),
-        TokenMasks(getattr(tokenizer.pretrained, "backend_tokenizer", None), vocabulary_size, spec.generation.eos_token_ids),
+        TokenMasks(
+            getattr(tokenizer.pretrained, "backend_tokenizer", None), vocabulary_size, spec.generation.eos_token_ids
+        ),
         tokenizer,
         served.adapters,
         speculation,

@@ -41,6 +41,7 @@ class SourceTokenizer(HuggingFaceTokenizer):
 class PythonTokenizer:
     """A GenerationTokenizer of transformers that is no Rust tokenizer, such as Marian's. Thread-safe."""
 
+    backend = None
     has_chat_template = False
     tool_template = None
     infill_tokens = None

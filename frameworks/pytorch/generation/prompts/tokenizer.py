@@ -71,6 +71,11 @@ class HuggingFaceTokenizer:
             self._tool_prompts = _chat_prompts(self.pretrained, folder, "tool_use") or self._chat_prompts
 
     @property
+    def backend(self) -> Tokenizer:
+        """The tokenizer in Rust."""
+        return self._tokenizer
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """As GenerationTokenizer.special_ids."""
         return self._special_ids

@@ -171,7 +171,9 @@ def take_logits(part: StepPart, state: SamplingState, logits: torch.Tensor, chan
     return None
 
 
-def continue_blocks(blocks: list[list[int]], parents: Sequence[int], column: Sequence[int], is_full: bool) -> tuple[list[list[int]], list[Copy]]:
+def continue_blocks(
+    blocks: list[list[int]], parents: Sequence[int], column: Sequence[int], is_full: bool
+) -> tuple[list[list[int]], list[Copy]]:
     """Return the blocks of the beams that continue their parents, and the copies that keep their texts apart.
 
     `blocks`: of each beam before. `column`: all blocks that the last column has. `is_full`: no token is written to it

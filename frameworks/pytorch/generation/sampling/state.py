@@ -235,8 +235,8 @@ class LogitProcessor:
             repeated = self._repeated.accept(token_id)
             for each in repeated - self._slots.keys():
                 if 0 <= each < self._vocabulary_size:
-                    slot = self._add(each)
-                    self._divisors[slot], self._are_counted[slot] = 1.0, False
+                    added = self._add(each)
+                    self._divisors[added], self._are_counted[added] = 1.0, False
             for each in (self._bad.accept(token_id) | repeated | begun) & self._slots.keys():
                 self._shifts[self._slots[each]] = self._shift_of(each)
         if not self._counts_text:

@@ -264,7 +264,7 @@ class GeneratingModel:
     def _search(
         self, parts: EngineParts, plan: StepPlan, logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[int, BeamSearcher | RoundhouseError | None]]:
-        """Continue the beam searches of a step. Return the logits of the other sequences, and the searches that ended."""
+        """Continue the beam searches of a step. Return the logits of the others, and the searches that ended."""
         found: dict[int, BeamSearcher | RoundhouseError | None] = {}
         others: list[torch.Tensor] = []
         first = 0

@@ -14,7 +14,8 @@ from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import to_http
 from app.protocols.shared.routes import RouteTable
 from extensions.clients.tei.routes import root_routes
-from extensions.clients.tgi.generate import GENERATE_CODEC, ROOT_CODEC, STREAM_CODEC, TgiCodec
+from extensions.clients.tgi.generate import GENERATE_CODEC, STREAM_CODEC, TgiCodec
+from extensions.clients.tgi.root import ROOT_CODEC
 from extensions.clients.tgi.routes import ROUTES
 from frameworks.core.errors import Overloaded, RoundhouseError
 from frameworks.generation.prompt_scores import PromptOptions
