@@ -11,7 +11,7 @@ from frameworks.generation.media import ImageGroup, PromptMedia
 
 SourceTask = Literal["summarization", "text2text-generation", "translation"]
 SOURCE_TASKS: tuple[SourceTask, ...] = get_args(SourceTask)
-_TRANSLATE = ("Marian", "M2M100", "MBart", "NllbMoe")
+_TRANSLATE = ("Marian", "M2M100", "MBart")
 _SUMMARIZE = ("Pegasus", "BigBirdPegasus")
 """Begins of the classes that were trained for one task."""
 _PADDING = 0

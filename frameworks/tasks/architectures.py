@@ -4,7 +4,6 @@ from pathlib import Path
 
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
-from frameworks.generation.sources import SOURCE_TASKS
 from frameworks.tasks.table import TASKS
 
 _BY_SUFFIX: dict[str, tuple[str, ...]] = {
@@ -98,6 +97,8 @@ def tasks_of(architecture: str) -> tuple[str, ...]:
 
 OWN_TASKS = frozenset({"embed", "classify", "generate"})
 """Tasks that other parts of the frameworks serve, without a pipeline."""
+_OF_ENCODER_DECODERS = ("summarization", "text2text-generation", "translation")
+"""Tasks of models that generate with an encoder and a decoder."""
 OTHER_NAMES: dict[str, str] = {
     "feature-extraction": "embed",
     "image-feature-extraction": "embed",
@@ -107,11 +108,11 @@ OTHER_NAMES: dict[str, str] = {
     "image-classification": "classify",
     "text-ranking": "classify",
     "text-generation": "generate",
-    **dict.fromkeys(SOURCE_TASKS, "generate"),
+    **dict.fromkeys(_OF_ENCODER_DECODERS, "generate"),
     "ner": "token-classification",
 }
 """Names that the hub has for tasks: other ones for those of the server."""
-SERVED = f"the tasks served are {', '.join(sorted((*TASKS, *SOURCE_TASKS)))}, and text-generation"
+SERVED = f"the tasks served are {', '.join(sorted((*TASKS, *_OF_ENCODER_DECODERS)))}, and text-generation"
 """For the error of a class that no task serves."""
 _NEEDS_TORCHVISION = (
     "transformers prepares its images with torchvision only, which the server does not use; serve a SamModel or "

@@ -34,12 +34,13 @@ ENCODER_DECODERS = frozenset(
         "BartForConditionalGeneration", "BigBirdPegasusForConditionalGeneration", "BlenderbotForConditionalGeneration",
         "BlenderbotSmallForConditionalGeneration", "LongT5ForConditionalGeneration", "M2M100ForConditionalGeneration",
         "MBartForConditionalGeneration", "MT5ForConditionalGeneration", "MarianMTModel",
-        "NllbMoeForConditionalGeneration", "PLBartForConditionalGeneration", "PegasusForConditionalGeneration",
-        "PegasusXForConditionalGeneration", "SwitchTransformersForConditionalGeneration",
+        "PLBartForConditionalGeneration", "PegasusForConditionalGeneration", "PegasusXForConditionalGeneration",
         "T5ForConditionalGeneration", "UMT5ForConditionalGeneration",
     }
 )  # fmt: skip
-"""Classes that read a text with an encoder, and generate another one with a decoder."""
+"""Classes that read a text with an encoder, and generate another one with a decoder. Not those with experts, such as
+SwitchTransformers: an expert takes so many tokens of a batch, and a text would depend on its neighbours.
+"""
 # Ends of those that embed: their heads, if they have any, are for the training. Contriever's class is its own.
 _EMBEDS = ("Model", "Encoder", "ForMaskedLM", "ForPreTraining", "Contriever")
 _EMBEDS_NOT = ("DoubleHeadsModel",)

@@ -38,11 +38,13 @@ class EncoderDecoderRunner:
         return self.compute(plan.parts)
 
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
-        """Compute the parts of a plan; return logits [sum of num_logits, vocabulary]. The decodes come first."""
-        decodes = [part for part in parts if part.num_tokens == 1 and part.start >= _media(part).padded_source]
-        logits = [self._decode(decodes)] if decodes else []
-        logits += [self._begin(part) for part in parts[len(decodes) :]]
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
+        """Compute the parts of a plan; return logits [sum of num_logits, vocabulary], of beams a row for each."""
+        decodes = [part for part in parts if _is_decode(part)]
+        if len(decodes) == len(parts):
+            return self._decode(decodes)
+        counts = [1 if part.sequence.cache is None else part.sequence.width for part in decodes]
+        rows = iter(torch.split(self._decode(decodes), counts) if decodes else ())
+        return torch.cat([next(rows) if _is_decode(part) else self._begin(part) for part in parts])
 
     def _decode(self, parts: list[StepPart]) -> torch.Tensor:
         """Return the logits after one token of each sequence, or of each of its beams, [rows, vocabulary]."""
@@ -103,6 +105,11 @@ def _media(part: StepPart) -> PromptMedia:
     media = part.sequence.request.media
     assert media is not None, "each sequence of such a model has a source"
     return media
+
+
+def _is_decode(part: StepPart) -> bool:
+    """Return whether a part is the next token of a text, or of each beam. Others may be one token of several, too."""
+    return part.num_tokens == 1 and part.completes and part.start >= _media(part).padded_source
 
 
 def _begun_blocks(part: StepPart) -> list[int]:
