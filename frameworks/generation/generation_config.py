@@ -74,7 +74,7 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """What the files of a model with an encoder say of its texts, as transformers' `generate` reads them.
+    """The settings of a model with an encoder for its texts, as transformers' `generate` reads them.
 
     `decoder_prompt`: the tokens that a text follows. `max_new_tokens`: None where the files do not bound a text.
     """

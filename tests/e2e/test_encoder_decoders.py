@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import huggingface_hub
 import openai
 import pytest
 import torch
@@ -124,7 +125,11 @@ def test_stream_joins_to_the_whole_text(server: RunningServer) -> None:
         assert [events[-1][key] for key in counts] == [whole[key] for key in counts]
 
 
-def test_hugging_face_client_translates_and_summarizes(server: RunningServer, folder: Path) -> None:
+def test_hugging_face_client_translates_and_summarizes(
+    server: RunningServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A test of PyTorch models in this process has set HF_HUB_OFFLINE, with which the client sends nothing.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     client = InferenceClient(model=f"{server.url}/models/marian")
     assert client.translation(TEXTS[0]).translation_text == _expected(folder, "marian", TEXTS[:1])[0]
     options = {"num_beams": 2, "max_length": 10}

@@ -241,7 +241,7 @@ def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | 
     own = spec.sampling
     temperature = own.temperature if body.temperature is None else body.temperature
     top_k = own.top_k if body.top_k is None else body.top_k
-    # What the files of the model ban, and their beams, stay.
+    # The bans and the beams of the model's files stay.
     return replace(
         own,
         repetition_penalty=own.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
@@ -316,7 +316,7 @@ def to_stopping(
     max_tokens = default_max_tokens if limit is None else limit
     min_tokens = body.min_tokens or 0
     if spec.source is not None and "min_tokens" not in body.model_fields_set:
-        # A caller who asks for fewer tokens gets them.
+        # A request may state a lower maximum.
         min_tokens = min(spec.source.min_new_tokens, spec.max_context_tokens if max_tokens is None else max_tokens)
     highest = spec.max_context_tokens if max_tokens is None else max_tokens
     if min_tokens > highest:

@@ -161,6 +161,7 @@ class _NoStates:
 
     @property
     def keys(self) -> torch.Tensor:
+        """Return keys without a token, float32 [1, heads, 0, head size]."""
         self._attention.reads_source = True
         return self.values
 
@@ -219,6 +220,7 @@ class _Positions(torch.nn.Module):
         self.table = table
 
     def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+        """Return [1, rows, hidden size]."""
         rows = self._attention.rows
         assert rows is not None
         return self.table.index_select(0, rows.positions)[None]

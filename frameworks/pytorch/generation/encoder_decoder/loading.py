@@ -91,8 +91,8 @@ def _source_of(load: GeneratorLoad, shape: EncoderDecoderShape, max_source: int,
     left = max_text - len(prompt)
     if max_source < 1 or left < 1:
         raise InvalidModel(
-            f"{load.folder}: kv_cache_bytes: expected room for a source and a text, got {max_source + max_text} "
-            "tokens; raise it or remove it"
+            f"{load.folder}: kv_cache_bytes: expected a size that fits a source and a text, got "
+            f"{max_source + max_text} tokens; raise it or remove it"
         )
     assert load.tokenizer is not None
     languages = load.tokenizer.languages

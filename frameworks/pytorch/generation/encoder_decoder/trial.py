@@ -56,7 +56,7 @@ class EncoderDecoderTrial:
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
 
     def check(self, runner: EncoderDecoderRunner, packed_tolerance: float = 0.0) -> "np.ndarray[Any, Any]":
-        """Return the cosines of the runner's logits and the model's, one for each token. The cache is free.
+        """Return the cosines of the runner's logits and the model's, float [tokens]. The cache is free.
 
         Raises NotPaged where they differ, OutOfMemory.
         """
@@ -75,7 +75,10 @@ class EncoderDecoderTrial:
     def report(
         self, runner: EncoderDecoderRunner, cosines: "np.ndarray[Any, Any]", scheme: str, before: int, after: int
     ) -> QuantizationReport:
-        """Return the accuracy and the speed of quantized weights. `before`, `after`: bytes of the weights."""
+        """Return the accuracy and the speed of quantized weights. `cosines`: as of `check`, float [tokens].
+
+        `before`, `after`: bytes of the weights.
+        """
         [*_, sequence] = self._sequences()
         part = StepPart(sequence, 0, len(sequence.token_ids), is_scored=True)
         with torch.inference_mode():
