@@ -47,6 +47,11 @@ class DecoderAttention:
         self._heads, self._size = cache.shape.heads, cache.shape.head_size
         self._biases = biases
         self.rows: TokenRows | None = None
+        shape = cache.shape
+        self.nothing = torch.zeros(1, shape.heads, 0, shape.head_size, device=cache.device)
+        """The keys and values of a source that the blocks have, float32 [1, heads, 0, head size]."""
+        self.source_states: torch.Tensor | None = None
+        """Of the encoder, [1, source tokens, hidden size], in the pass that writes their keys and values."""
         self.reads_source = False
         """Whether the layer that attends next does so to the source; the cache that it asks for its states knows."""
 

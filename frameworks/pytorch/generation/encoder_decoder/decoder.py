@@ -13,9 +13,9 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from frameworks.pytorch.generation.decoders.decoder import LinearAttribute
-from frameworks.pytorch.generation.decoders.transformers_decoder import LinearModule, put_linears
+from frameworks.pytorch.generation.decoders.transformers_decoder import put_linears
 from frameworks.pytorch.generation.encoder_decoder.attention import Biases, DecoderAttention, TokenRows
+from frameworks.pytorch.generation.encoder_decoder.layers import DecoderLayers, form_of
 from frameworks.pytorch.generation.weights.linear import MakeLinear
 
 _ATTENTION = "roundhouse_encoder_decoder"
@@ -48,15 +48,16 @@ class EncoderDecoder:
         hidden_size = int(getattr(decoder.config, "hidden_size", 0) or decoder.config.d_model)
         self._no_states = torch.zeros(1, 1, hidden_size, dtype=model.dtype, device=self._device)
         _replace_positions(decoder, attention, max_tokens, self._no_states)
+        form = form_of(decoder)
+        if form is not None:
+            layers = DecoderLayers(getattr(decoder, form.name), form, attention, make_linear)
+            setattr(decoder, form.name, torch.nn.ModuleList([layers]))
         _put_attention(decoder, attention)
         put_linears(model, make_linear)
         head = model.get_output_embeddings()
         if head is None:
             raise NotBatched("it has no head of its own")
         head.register_forward_pre_hook(self._head)
-        self.linear_attributes = [
-            LinearAttribute(module, "linear") for module in model.modules() if isinstance(module, LinearModule)
-        ]
 
     def encode(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the states of one source, [1, source tokens, hidden size]. `inputs`: of the encoder, a batch of 1."""
@@ -72,7 +73,7 @@ class EncoderDecoder:
         `token_ids`: int64 [rows]. `states`: of the encoder, in the pass that reads them first. `logit_rows`: int64;
         None: all rows.
         """
-        self._attention.rows = rows
+        self._attention.rows, self._attention.source_states = rows, states
         self._states.writes = states is not None
         self._head.rows = logit_rows
         output = self._model(
@@ -156,8 +157,7 @@ class _NoStates:
 
     def __init__(self, attention: DecoderAttention) -> None:
         self._attention = attention
-        shape = attention.cache.shape
-        self.values = torch.zeros(1, shape.heads, 0, shape.head_size, device=attention.cache.device)
+        self.values = attention.nothing
 
     @property
     def keys(self) -> torch.Tensor:
@@ -178,7 +178,7 @@ def _put_attention(decoder: Any, attention: DecoderAttention) -> None:
             module.config = own
         if isinstance(getattr(module, "layer_idx", None), int):
             setattr(module, _ATTENTION_ATTRIBUTE, attention)
-            count += 1
+        count += isinstance(module, DecoderLayers) or hasattr(module, _ATTENTION_ATTRIBUTE)
     if not count:
         raise NotBatched(f"{type(decoder).__name__} does not number its layers")
 
