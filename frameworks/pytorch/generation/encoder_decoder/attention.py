@@ -55,16 +55,22 @@ class DecoderAttention:
         self.reads_source = False
         """Whether the layer that attends next does so to the source; the cache that it asks for its states knows."""
 
-    def write_source(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write keys and values of cross-attention, [1, heads, source tokens, head size], with zeros behind them."""
-        rows = self.rows
-        assert rows is not None
-        assert rows.source_writes is not None
+    def write_source(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, writes: CacheSlots | None = None
+    ) -> None:
+        """Write keys and values of cross-attention, [1, heads, source tokens, head size], with zeros behind them.
+
+        `writes`: None: as the rows of the pass say.
+        """
+        if writes is None:
+            assert self.rows is not None
+            writes = self.rows.source_writes
+        assert writes is not None
         states = torch.cat((key[0], value[0])).transpose(0, 1)
         padding = -len(states) % BLOCK_TOKENS
         # A masked value is multiplied by 0, so that it must not be NaN.
         padded = torch.nn.functional.pad(states, (0, 0, 0, 0, 0, padding))
-        self.cache.write(layer, rows.source_writes, padded.to(self.cache.shape.dtype))
+        self.cache.write(layer, writes, padded.to(self.cache.shape.dtype))
 
     def to_source(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from frameworks.pytorch.generation.decoders.kv_cache import CacheSlots
 from frameworks.pytorch.generation.decoders.transformers_decoder import put_linears
 from frameworks.pytorch.generation.encoder_decoder.attention import Biases, DecoderAttention, TokenRows
 from frameworks.pytorch.generation.encoder_decoder.layers import DecoderLayers, form_of
@@ -49,9 +50,10 @@ class EncoderDecoder:
         self._no_states = torch.zeros(1, 1, hidden_size, dtype=model.dtype, device=self._device)
         _replace_positions(decoder, attention, max_tokens, self._no_states)
         form = form_of(decoder)
+        self._layers: DecoderLayers | None = None
         if form is not None:
-            layers = DecoderLayers(getattr(decoder, form.name), form, attention, make_linear)
-            setattr(decoder, form.name, torch.nn.ModuleList([layers]))
+            self._layers = DecoderLayers(getattr(decoder, form.name), form, attention, make_linear)
+            setattr(decoder, form.name, torch.nn.ModuleList([self._layers]))
         _put_attention(decoder, attention)
         put_linears(model, make_linear)
         head = model.get_output_embeddings()
@@ -64,6 +66,16 @@ class EncoderDecoder:
         on_device = {name: value.to(self._device) for name, value in inputs.items()}
         states: torch.Tensor = self._encoder(**on_device, return_dict=True).last_hidden_state
         return states
+
+    @property
+    def writes_sources_apart(self) -> bool:
+        """Whether `write_source` may be called: else a pass of the decoder writes the source."""
+        return self._layers is not None
+
+    def write_source(self, states: torch.Tensor, writes: CacheSlots) -> None:
+        """Write the keys and values of a source. `states`: of the encoder, [1, source tokens, hidden size]."""
+        assert self._layers is not None
+        self._layers.write_source(states, writes)
 
     def logits(
         self, token_ids: torch.Tensor, rows: TokenRows, states: torch.Tensor | None, logit_rows: torch.Tensor | None

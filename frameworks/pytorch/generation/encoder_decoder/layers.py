@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from frameworks.core.progress import step
-from frameworks.pytorch.generation.decoders.kv_cache import CacheShape
+from frameworks.pytorch.generation.decoders.kv_cache import CacheShape, CacheSlots
 from frameworks.pytorch.generation.encoder_decoder.attention import DecoderAttention
 from frameworks.pytorch.generation.weights.linear import Linear, MakeLinear, PlainLinear
 
@@ -103,6 +103,17 @@ class DecoderLayers(torch.nn.Module):
         names = ("own", "own_output", "query", "key_value", "source_output", "up", "down")
         return [getattr(layer, name) for layer in self._layers for name in names]
 
+    def write_source(self, states: torch.Tensor, writes: CacheSlots) -> None:
+        """Write the keys and values of a source in all layers. `states`: [1, source tokens, hidden size]."""
+        for index, layer in enumerate(self._layers):
+            self._attention.write_source(index, *self._of_source(layer, states), writes)
+
+    def _of_source(self, layer: _Layer, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, [1, heads, source tokens, head size] each."""
+        shape = self._attention.cache.shape
+        both = layer.key_value(states[0]).view(states.shape[1], -1, shape.head_size).transpose(0, 1)[None]
+        return both[:, : shape.heads], both[:, shape.heads :]
+
     def forward(self, states: torch.Tensor, *others: Any, **named: Any) -> Any:
         """[1, rows, hidden size] → the same after all layers."""
         rows = states[0]
@@ -125,8 +136,7 @@ class DecoderLayers(torch.nn.Module):
         given = of_source(rows) if is_pre else rows
         key = value = attention.nothing
         if source is not None:
-            of_both = layer.key_value(source[0]).view(len(source[0]), -1, size).transpose(0, 1)[None]
-            key, value = of_both[:, :heads], of_both[:, heads:]
+            key, value = self._of_source(layer, source)
             attention.write_source(index, key, value)
         query = layer.query(given).view(len(rows), -1, size).transpose(0, 1)[None]
         attended = attention.to_source(index, query, key, value, self._scale)

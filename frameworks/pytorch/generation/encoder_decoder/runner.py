@@ -3,7 +3,7 @@
 import torch
 
 from frameworks.generation.media import PromptMedia
-from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheSlots, KeyValueCache
 from frameworks.pytorch.generation.decoders.step_layout import LayoutMaker, TextBlocks
 from frameworks.pytorch.generation.encoder_decoder.attention import TokenRows, slots_of
 from frameworks.pytorch.generation.encoder_decoder.decoder import EncoderDecoder
@@ -12,7 +12,7 @@ from frameworks.scheduling.steps.sequence import StepPart, StepPlan
 
 
 class EncoderDecoderRunner:
-    """A StepRunner: the decodes of a step in one pass, then the sequences that begin, one after another.
+    """A StepRunner: one token of each sequence in one pass, then those of several tokens, one after another.
 
     A sequence that begins runs its encoder, unless the keys and values of its source are cached. A sequence with beams
     has a row for each of them, as its `cache` says, a Beams.
@@ -39,12 +39,32 @@ class EncoderDecoderRunner:
 
     def compute(self, parts: list[StepPart]) -> torch.Tensor:
         """Compute the parts of a plan; return logits [sum of num_logits, vocabulary], of beams a row for each."""
-        decodes = [part for part in parts if _is_decode(part)]
-        if len(decodes) == len(parts):
-            return self._decode(decodes)
-        counts = [1 if part.sequence.cache is None else part.sequence.width for part in decodes]
-        rows = iter(torch.split(self._decode(decodes), counts) if decodes else ())
-        return torch.cat([next(rows) if _is_decode(part) else self._begin(part) for part in parts])
+        singles = [part for part in parts if self._is_single(part)]
+        for part in singles:
+            if part.start < _media(part).padded_source:
+                self.model.write_source(self._encode(part), self._source_writes(part))
+        if len(singles) == len(parts):
+            return self._decode(singles)
+        counts = [1 if part.sequence.cache is None else part.sequence.width for part in singles]
+        rows = iter(torch.split(self._decode(singles), counts) if singles else ())
+        return torch.cat([next(rows) if self._is_single(part) else self._begin(part) for part in parts])
+
+    def _is_single(self, part: StepPart) -> bool:
+        """Return whether one token of a text is computed, or of each beam, which others of the step join.
+
+        It may be the first one, where the states of the source are written without it.
+        """
+        shared = _media(part).padded_source
+        is_one = part.start + part.num_tokens - max(part.start, shared) == 1
+        return is_one and part.completes and (part.start >= shared or self.model.writes_sources_apart)
+
+    def _encode(self, part: StepPart) -> torch.Tensor:
+        """Return the states of the source of a sequence, [1, source tokens, hidden size]."""
+        return self.model.encode({name: torch.from_numpy(each) for name, each in _media(part).inputs.items()})
+
+    def _source_writes(self, part: StepPart) -> CacheSlots:
+        padded = _media(part).padded_source
+        return slots_of(self.cache, part.sequence.blocks, 0, padded)
 
     def _decode(self, parts: list[StepPart]) -> torch.Tensor:
         """Return the logits after one token of each sequence, or of each of its beams, [rows, vocabulary]."""
@@ -52,9 +72,10 @@ class EncoderDecoderRunner:
         for part in parts:
             media = _media(part)
             num_blocks = media.padded_source // BLOCK_TOKENS
-            position = part.start - media.padded_source
+            position = part.start + part.num_tokens - 1 - media.padded_source
             held = part.sequence.blocks
-            texts, ids = [held[num_blocks:]], part.token_ids
+            # Beams begin with the first block of each column.
+            texts, ids = [held[num_blocks :: part.sequence.width]], part.token_ids[-1:]
             beams: Beams | None = part.sequence.cache
             if beams is not None:
                 if len(beams.blocks[0]) * BLOCK_TOKENS <= position:
@@ -79,7 +100,6 @@ class EncoderDecoderRunner:
         """Return the logits after the tokens of a sequence, [num_logits, vocabulary]. Its source is read if needed."""
         media, device = _media(part), self.cache.device
         num_blocks = media.padded_source // BLOCK_TOKENS
-        # Beams begin with the first block of each column.
         source, own = part.sequence.blocks[:num_blocks], part.sequence.blocks[num_blocks :: part.sequence.width]
         start = max(0, part.start - media.padded_source)
         token_ids = part.token_ids[max(0, media.padded_source - part.start) :]
@@ -93,8 +113,7 @@ class EncoderDecoderRunner:
         )
         states: torch.Tensor | None = None
         if part.start < media.padded_source:
-            states = self.model.encode({name: torch.from_numpy(each) for name, each in media.inputs.items()})
-            rows.source_writes = slots_of(self.cache, source, 0, media.padded_source)
+            states, rows.source_writes = self._encode(part), self._source_writes(part)
         wanted = min(part.num_logits, len(token_ids))
         kept = torch.arange(len(token_ids) - max(1, wanted), len(token_ids), device=device)
         logits = self.model.logits(torch.tensor(token_ids, device=device), rows, states, kept)
@@ -105,11 +124,6 @@ def _media(part: StepPart) -> PromptMedia:
     media = part.sequence.request.media
     assert media is not None, "each sequence of such a model has a source"
     return media
-
-
-def _is_decode(part: StepPart) -> bool:
-    """Return whether a part is the next token of a text, or of each beam. Others may be one token of several, too."""
-    return part.num_tokens == 1 and part.completes and part.start >= _media(part).padded_source
 
 
 def _begun_blocks(part: StepPart) -> list[int]:

@@ -110,13 +110,16 @@ class EncoderDecoderTrial:
     def _run(self, runner: EncoderDecoderRunner) -> torch.Tensor:
         """Return the logits of all tokens; the single ones of both texts are computed together."""
         sequences = self._sequences()
+        wholes = [list(sequence.token_ids) for sequence in sequences]
         found: list[list[torch.Tensor]] = [[], []]
         done = 0
         for count in self._counts:
             parts = []
-            for sequence in sequences:
+            for sequence, whole in zip(sequences, wholes, strict=True):
                 media = sequence.request.media
                 assert media is not None
+                # A part completes its sequence, as the next token of a text does.
+                sequence.token_ids = whole[: media.padded_source + done + count]
                 start = media.padded_source + done if done else 0
                 parts.append(StepPart(sequence, start, media.padded_source + done + count - start, is_scored=True))
             if count > 1 or not done:
