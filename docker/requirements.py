@@ -10,7 +10,7 @@ from pathlib import Path
 
 ONLY_PYTORCH = {"jinja2", "llguidance", "safetensors", "torch", "transformers"}
 """Dependencies that a server without PyTorch models never imports."""
-EXTRAS = ("compiled", "media", "translation", "tables", "hub", "s3", "gcs", "azure", "otel")
+EXTRAS = ("compiled", "media", "tables", "hub", "s3", "gcs", "azure", "otel")
 """Extras of images with all frameworks: compiled products, files and tables of tasks, sources of models, and traces."""
 
 
