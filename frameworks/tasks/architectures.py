@@ -26,6 +26,7 @@ _BY_SUFFIX: dict[str, tuple[str, ...]] = {
     "ForKeypointMatching": ("keypoint-matching",),
     "ForVideoClassification": ("video-classification",),
     "ForAudioClassification": ("audio-classification",),
+    "ForCTC": ("automatic-speech-recognition",),
     "Model": ("feature-extraction",),
 }
 

@@ -17,6 +17,8 @@ MAX_TEMPLATE_CHARACTERS = 1000
 """A template is tokenized once for each label."""
 MAX_PROMPT_VALUES = 4096
 """Numbers and lists of the points of all objects of an image."""
+MAX_WINDOW_S = 60.0
+"""The longest sound that one row reads: attention has the product of its frames with themselves in memory."""
 MAX_DELIMITER_CHARACTERS = 100
 """A delimiter is repeated between all words."""
 
@@ -254,6 +256,26 @@ _IMAGE_TASKS = (
 
 _SOUND_AND_VIDEO_TASKS = (
     TaskSpec("audio-classification", ("audio",), (_top_k(None), _function()), required=("audio",), has_labels=True),
+    TaskSpec(
+        "automatic-speech-recognition",
+        ("audio",),
+        (
+            _choice(
+                "return_timestamps", "Whether characters or words are returned with their times.", ("char", "word")
+            ),
+            _number(
+                "chunk_length_s", "Seconds of a window of a long sound; one window by default.", None, 1, MAX_WINDOW_S
+            ),
+            _number(
+                "stride_length_s",
+                "Seconds that a window has in common with each neighbour; a sixth of a window by default.",
+                None,
+                0,
+                MAX_WINDOW_S,
+            ),
+        ),
+        required=("audio",),
+    ),
     TaskSpec(
         "zero-shot-audio-classification",
         ("audio",),

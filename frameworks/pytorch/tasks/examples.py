@@ -89,6 +89,7 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
     "zero-shot-image-classification": _pictures(**_LABELS),
     "zero-shot-object-detection": _pictures(**_LABELS),
     "audio-classification": (Example({"audio": _sound(1.0)}), Example({"audio": _sound(1.7)})),
+    "automatic-speech-recognition": (Example({"audio": _sound(1.0)}), Example({"audio": _sound(1.7)})),
     "zero-shot-audio-classification": (
         Example({"audio": _sound(1.0)}, _LABELS),
         Example({"audio": _sound(1.7)}, _LABELS),

@@ -21,6 +21,8 @@ from frameworks.tasks.architectures import architecture_of, find_task
 from frameworks.tasks.types import TaskItem
 from frameworks.types import NUMPY_DTYPES, TASK_OUTPUT, Batch, ModelSpec, TaskBatch, TensorBatch, TensorType, Value
 
+# Their pipelines call more of a model than its outputs.
+_WITHOUT_GRAPHS = frozenset({"automatic-speech-recognition", "mask-generation"})
 _CPU = torch.device("cpu")
 # Inputs that an export may require where a processor leaves them out, and the value that has no effect.
 _NEUTRAL = {"token_type_ids": 0, "attention_mask": 1, "pixel_mask": 1}
@@ -131,7 +133,7 @@ def with_task(instances: Sequence[BatchModel], entry: OnnxModelEntry, folder: Pa
     task = find_task(folder, entry.task)
     if task is None:
         return None
-    if task == "mask-generation":
+    if task in _WITHOUT_GRAPHS:
         raise InvalidModel(
             f"{folder}: expected weights of transformers for {task}, got a graph; serve the folder of those"
         )

@@ -9,6 +9,7 @@ from frameworks.core.errors import InvalidInput
 from frameworks.images.decode import check_header, decode_rgb
 from frameworks.media.audio import decode_audio
 from frameworks.tasks.mask_prompts import check_prompts
+from frameworks.tasks.speech_windows import check_windows
 
 Input = dict[str, Any]
 Parameters = dict[str, Any]
@@ -60,6 +61,13 @@ def _samples(pipeline: Any, given: Input, _: Parameters) -> Any:
     return decode_audio(audio, pipeline.feature_extractor.sampling_rate, "audio") if isinstance(audio, bytes) else audio
 
 
+def _speech(pipeline: Any, given: Input, parameters: Parameters) -> Any:
+    """Return samples as `_samples`, where the windows of the sound are bounded. Raises InvalidInput."""
+    samples = _samples(pipeline, given, parameters)
+    check_windows(len(samples) / pipeline.feature_extractor.sampling_rate, parameters)
+    return samples
+
+
 def _video(_: Any, given: Input, __: Parameters) -> Any:
     """Return the file: the pipeline knows how many frames it reads."""
     return given["video"]
@@ -85,6 +93,7 @@ _CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
     "mask-generation": _picture_and_prompts,
     "table-question-answering": _query_and_table,
     "audio-classification": _samples,
+    "automatic-speech-recognition": _speech,
     "zero-shot-audio-classification": _samples,
     "video-classification": _video,
 }

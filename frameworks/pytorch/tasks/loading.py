@@ -12,7 +12,9 @@ from transformers.pipelines import PIPELINE_REGISTRY, _resolve_impl
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
 from frameworks.core.extras import install_command
+from frameworks.core.files import read_json
 from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.media.container import is_installed, missing_reason
 from frameworks.pytorch.encoders.kernels import choose_kernels
 from frameworks.pytorch.loader import DTYPE_NAMES, load_model_of
@@ -56,6 +58,7 @@ def load_pipeline(folder: Path, task: str, module: Any) -> Any:
         raise InvalidModel(f"{folder}: {task}: {missing_reason()}")
     if task == "table-question-answering" and find_spec("pandas") is None:
         raise InvalidModel(f"{folder}: {task}: expected pandas, got none; {install_command('tables')}")
+    _refuse_language_model(folder, task)
     implementation = _implementation(task)
     parts: dict[str, Any] = {}
     for name, auto in _PROCESSORS.items():
@@ -74,6 +77,16 @@ def load_pipeline(folder: Path, task: str, module: Any) -> Any:
         return implementation(model=module, task=task, device=module.device, **parts)
     except Exception as error:
         raise InvalidModel(f"{folder}: {task}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _refuse_language_model(folder: Path, task: str) -> None:
+    """Raise InvalidModel for speech that a second model decodes: its texts would be other ones without it."""
+    named = read_json(folder / PREPROCESSOR_FILE).get("processor_class")
+    if task == "automatic-speech-recognition" and isinstance(named, str) and named.endswith("WithLM"):
+        raise InvalidModel(
+            f"{folder}: processor_class: expected a processor without a language model, got {named}, which decodes "
+            f"with pyctcdecode; serve a folder whose {PREPROCESSOR_FILE} names Wav2Vec2Processor"
+        )
 
 
 def _implementation(task: str) -> Any:

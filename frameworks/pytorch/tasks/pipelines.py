@@ -21,6 +21,8 @@ _SEQUENCES = ("input_ids", "input_values", "input_features")
 
 _REFUSALS = (ValueError, TypeError, KeyError, IndexError, RuntimeError, PipelineException)
 _USUAL_STRIDE = 256  # of the pipeline for questions about documents
+# A row has no length after its run: the frames of its padding would be read as speech.
+_NEVER_PADDED = frozenset({"automatic-speech-recognition"})
 _LABELS_OF_FIRST = frozenset({"zero-shot-image-classification", "zero-shot-audio-classification"})
 
 
@@ -164,7 +166,7 @@ class RunnablePipeline:
                 shapes.append((name, type(row[name]).__name__))
                 continue
             dimensions = tuple(tensor.shape[1:])
-            if self.pads and length and dimensions[:1] == (length,):
+            if self.pads and self._task not in _NEVER_PADDED and length and dimensions[:1] == (length,):
                 dimensions = (-1, *dimensions[1:])
             shapes.append((name, str(tensor.dtype), dimensions))
         return (*shapes, repr(sorted(forward_parameters.items())))

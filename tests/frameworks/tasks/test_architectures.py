@@ -31,6 +31,7 @@ MAPPINGS = {
     "keypoint-matching": ("KEYPOINT_MATCHING",),
     "video-classification": ("VIDEO_CLASSIFICATION",),
     "audio-classification": ("AUDIO_CLASSIFICATION",),
+    "automatic-speech-recognition": ("CTC",),
 }
 
 LEFT_OUT = {

@@ -41,6 +41,7 @@ def _loaded() -> Any:
         model=SimpleNamespace(config=SimpleNamespace(num_labels=3), base_model_prefix="bert"),
         _args_parser=SimpleNamespace(_parse_labels=list),
         get_target_ids=np.array,
+        type="ctc",
     )
 
 
