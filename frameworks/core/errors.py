@@ -9,6 +9,8 @@ RoundhouseError
 │   ├── VersionNotFound          the model has no such version
 │   ├── CollectionNotFound       no collection has this name
 │   ├── RecordNotFound           the collection has no record with this id
+│   ├── SequenceNotFound         no sequence of the model has this id
+│   ├── SequenceLost             the state of the sequence was lost with the engine of the model
 │   ├── CollectionExists         a collection has this name already
 │   └── ModelExists              the name is registered already
 ├── ModelUnavailable             the model exists and cannot answer now
@@ -148,6 +150,14 @@ class RecordNotFound(RequestError):
 
     def __init__(self, collection: str, record: str) -> None:
         super().__init__(f'collection "{collection}" has no record "{record[:MAX_SHOWN_CHARACTERS]}"')
+
+
+class SequenceNotFound(RequestError):
+    """No sequence of the model has this id: it was not begun, has ended, or was idle for too long."""
+
+
+class SequenceLost(RequestError):
+    """The model was loaded again, or its process ended, and the states of its sequences with it."""
 
 
 class CollectionExists(RequestError):

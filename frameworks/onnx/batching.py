@@ -22,6 +22,7 @@ from frameworks.scheduling.merging.comparison import (
 from frameworks.scheduling.merging.rows import merge, split_outputs
 from frameworks.types import (
     NUMPY_DTYPES,
+    Array,
     ModelSpec,
     SequenceSpec,
     TensorBatch,
@@ -43,8 +44,37 @@ def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run:
         return because
     random = np.random.default_rng(0)
     one, two = ({d.name: random_row(d, shapes[d.name], random) for d in trial_inputs(spec)} for _ in range(2))
-    apart = [run(dict(rows)) for rows in (one, two)]
-    together = run({name: np.concatenate([one[name], two[name]]) for name in one})
+    return _reason_of_trial(spec, {}, one, two, run)
+
+
+def reason_steps_not_batched(spec: ModelSpec, ran: dict[str, Value], run: Run) -> str | None:
+    """As `reason_not_batched`, for steps of sequences. Inputs without dimensions keep their values: steps share a batch
+    where these are equal.
+
+    `spec`: with the states. `ran`: the inputs of a step that the graph accepts.
+    """
+    if (because := reason_not_batchable(spec)) is not None:
+        return because
+    declared = trial_inputs(spec)
+    scalars = {name: value for name, value in ran.items() if isinstance(value, np.ndarray) and not value.ndim}
+    random = np.random.default_rng(0)
+    rows = [
+        {
+            each.name: random_row(each, value.shape, random)
+            for each in declared
+            if isinstance(value := ran[each.name], np.ndarray) and value.ndim
+        }
+        for _ in range(2)
+    ]
+    return _reason_of_trial(spec, scalars, *rows, run)
+
+
+def _reason_of_trial(
+    spec: ModelSpec, scalars: dict[str, Value], one: dict[str, Array], two: dict[str, Array], run: Run
+) -> str | None:
+    """Run two rows alone and together. `scalars`: the inputs that have no rows."""
+    apart = [run({**rows, **scalars}) for rows in (one, two)]
+    together = run({name: np.concatenate([one[name], two[name]]) for name in one} | scalars)
     for name, value in together.items():
         if not _is_both(value, apart[0][name], apart[1][name], tolerance_of(spec, name)):
             return f'output "{name}" of two rows differs from its single runs'

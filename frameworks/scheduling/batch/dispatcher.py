@@ -109,7 +109,9 @@ class Dispatcher:
         and with what the model raises.
         """
         spec = self._spec
-        signature = signature_of(batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text)
+        signature = signature_of(
+            batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text, spec.equal_inputs
+        )
         future: asyncio.Future[Outputs] = self._loop.create_future()
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)
