@@ -55,18 +55,19 @@ def reason_steps_not_batched(spec: ModelSpec, ran: dict[str, Value], run: Run) -
     """
     if (because := reason_not_batchable(spec)) is not None:
         return because
-    declared = trial_inputs(spec)
-    scalars = {name: value for name, value in ran.items() if isinstance(value, np.ndarray) and not value.ndim}
+    scalars: dict[str, Value] = {
+        name: value for name, value in ran.items() if isinstance(value, np.ndarray) and not value.ndim
+    }
     random = np.random.default_rng(0)
-    rows = [
-        {
+
+    def row() -> dict[str, Array]:
+        return {
             each.name: random_row(each, value.shape, random)
-            for each in declared
+            for each in trial_inputs(spec)
             if isinstance(value := ran[each.name], np.ndarray) and value.ndim
         }
-        for _ in range(2)
-    ]
-    return _reason_of_trial(spec, scalars, *rows, run)
+
+    return _reason_of_trial(spec, scalars, row(), row(), run)
 
 
 def _reason_of_trial(
@@ -74,7 +75,7 @@ def _reason_of_trial(
 ) -> str | None:
     """Run two rows alone and together. `scalars`: the inputs that have no rows."""
     apart = [run({**rows, **scalars}) for rows in (one, two)]
-    together = run({name: np.concatenate([one[name], two[name]]) for name in one} | scalars)
+    together = run({**{name: np.concatenate([one[name], two[name]]) for name in one}, **scalars})
     for name, value in together.items():
         if not _is_both(value, apart[0][name], apart[1][name], tolerance_of(spec, name)):
             return f'output "{name}" of two rows differs from its single runs'

@@ -20,7 +20,8 @@ def find_pairs(inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> dic
     for given in inputs:
         related = [each.name for each in outputs if _may_be_state(given, each)]
         # Beside `present_h`, an output `h` is a copy for callers.
-        marked = [name for name in related if len(_without(_words(name), _AFTER)) < len(_words(name))]
+        stems = _stems(given.name, _BEFORE, "0")
+        marked = [name for name in related if tuple(word.lower() for word in _words(name)) not in stems]
         if related:
             found[given.name] = marked if len(marked) == 1 else related
     taken: dict[str, list[str]] = {}
@@ -70,7 +71,7 @@ def _stems(name: str, own_words: frozenset[str], marks: str) -> set[tuple[str, .
     kept = _without(words, own_words)
     stems = {kept}
     last = words[-1] if words else ""
-    if last[-1:] and last[-1] in marks:
+    if last[-1:] and last[-1] in marks and not last[-2:-1].isdigit():
         stems.add(_without([*words[:-1], last[:-1]], own_words))
     # As Hugging Face names them: past_key_values.0.key becomes present.0.key.
     if kept[:2] == ("key", "values"):

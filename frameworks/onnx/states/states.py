@@ -89,12 +89,12 @@ def dimension_names(session: ort.InferenceSession) -> DimensionNames:
 def _read(
     entry: OnnxModelEntry, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec], names: DimensionNames
 ) -> GraphStates:
-    declared = entry.state
-    assert declared is not None
+    assert entry.state is not None
     given, returned = {each.name: each for each in inputs}, {each.name: each for each in outputs}
-    if declared == "auto":
+    if entry.state == "auto":
         declared = tuple(StateEntry(input=one, output=other) for one, other in find_pairs(inputs, outputs).items())
-    assert not isinstance(declared, str)
+    else:
+        declared = entry.state
     _check_names(declared, given, returned)
     public = [each for each in inputs if each.name not in {one.input for one in declared}]
     if not any(each.required for each in public):

@@ -15,11 +15,8 @@ from frameworks.core.tenants import DEFAULT_TENANT, Tenant
 from frameworks.core.timings import Timings
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.worker import fail
-from frameworks.scheduling.sequences.state_store import HeldState, SequenceKey, StateStore
+from frameworks.scheduling.sequences.state_store import FIELD, HeldState, SequenceKey, StateStore
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, SequenceStep, TensorBatch, Value
-
-FIELD = "sequence"
-"""The field of a request that names its sequence, in errors."""
 
 
 class Submit(Protocol):
@@ -49,7 +46,7 @@ class Sequences:
     """The sequences of one model. Owned by the event loop.
 
     A step runs when the one before it has ended. A step that fails, or whose caller cancels it, leaves the state as it
-    was; a first step of this kind begins no sequence.
+    was. A first step ends an earlier sequence of its id, and begins one only if it succeeds.
     """
 
     def __init__(
@@ -132,8 +129,11 @@ class Sequences:
         lane = self._lanes[key]
         while lane:
             step = lane[0]
-            if not step.future.done() and self._start(key, step):
-                return
+            if not step.future.done():
+                if self._start(key, step):
+                    return
+            elif step.place.start:
+                self.store.end(key)
             lane.popleft()
         del self._lanes[key]
         self.store.release(key)

@@ -10,6 +10,8 @@ from frameworks.core.errors import Overloaded, SequenceLost, SequenceNotFound
 from frameworks.types import SequenceId, StateSpec, Value
 from memory.sizes import format_size
 
+FIELD = "sequence"
+"""The field of a request that names its sequence, in errors."""
 SEQUENCE_BYTES = 1024
 """Counted for each sequence beside its states: the objects that hold it."""
 _MAX_REMEMBERED = 65_536
@@ -164,12 +166,14 @@ class StateStore:
             self._begun.clear()
         elif key not in self._begun:
             return SequenceLost(
-                f'sequence: expected one that began since model "{self._name}" was loaded again, got {shown}; earlier '
-                "ones are lost: begin it again with start"
+                FIELD,
+                f'expected one that began since model "{self._name}" was loaded again, got {shown}; earlier ones are '
+                "lost: begin it again with start",
             )
         return SequenceNotFound(
-            f"sequence: expected start, or the id of a sequence that has begun, got {shown}; begin it with start (one "
-            f"without a step for {self._spec.idle_s:g} s is ended)"
+            FIELD,
+            f"expected start, or the id of a sequence that has begun, got {shown}; begin it with start (one "
+            f"without a step for {self._spec.idle_s:g} s is ended)",
         )
 
 

@@ -97,7 +97,7 @@ class HostedEngine:
         assert engine is not None
         reporter = self.reporter
         if reporter is not None:
-            counts = self._growth.take(self.engine.stats, None if engine.steps is None else engine.sequences)
+            counts = self._growth.take(engine.stats, None if engine.steps is None else engine.sequences)
             if counts is not None:
                 reporter.sender.send(counts)
         self._send_spec()
