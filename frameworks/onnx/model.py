@@ -76,7 +76,7 @@ class OnnxModel:
         self._output_names = tuple(declared.name for declared in outputs)
         graph_outputs, self._inputs_by_name = outputs, {declared.name: declared for declared in (*inputs, *defaults)}
         self.states = read_states(entry, path, inputs, outputs, dimension_names(session))
-        """What a step of a sequence gets of the step before; None for a model without a state."""
+        """Values that a step of a sequence passes to the next one; None for a model without a state."""
         if self.states is not None:
             inputs = [declared for declared in inputs if declared.name not in self.states.input_names]
             outputs = [declared for declared in outputs if declared.name not in self.states.output_names]

@@ -59,7 +59,7 @@ class SequenceFields(Body):
     """The place of a request in a sequence. The steps of one sequence run one after the other."""
 
     id: Annotated[int, Field(ge=1, le=MAX_ID)] | Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
-    start: bool = Field(False, description="The first step; a running sequence of this id begins anew.")
+    start: bool = Field(False, description="The first step; it replaces a running sequence of this id.")
     end: bool = Field(False, description="The last step.")
 
 

@@ -195,8 +195,8 @@ class ModelVersion:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a request holds a reference, here or in another process."""
-        return self.references > 0
+        """Whether a request holds a reference, here or in another process, or a sequence has a state."""
+        return self.references > 0 or bool(self.sequences)
 
     @property
     def seconds_unused(self) -> float | None:

@@ -108,7 +108,7 @@ def _read(
     step_bytes = sum(value.nbytes for value in first.values())
     if step_bytes > entry.max_state_bytes:
         raise InvalidModel(
-            f"max_state_bytes: expected room for one sequence, {format_size(step_bytes)}, got "
+            f"max_state_bytes: expected at least {format_size(step_bytes)}, the states of one sequence, got "
             f"{format_size(entry.max_state_bytes)}; raise it"
         )
     spec = StateSpec(tuple(pairs), entry.max_state_bytes, entry.max_sequence_idle_s, rows.input, rows.axis)
