@@ -3,6 +3,7 @@
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from tests.support.models.onnx_recurrent import INPUTS, Loop
 
 GRAPH = onnx_recurrent.lstm()
 STEPS = 6
-CLOSE = {"rtol": 0, "atol": 1e-5}
+assert_close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_concurrent_sequences_equal_plain_loops(server: RunningServer, model: st
     with ThreadPoolExecutor(len(inputs)) as pool:
         answers = pool.map(lambda each: run(server, model, *each), inputs.items())
     for got, steps in zip(answers, inputs.values(), strict=True):
-        np.testing.assert_allclose(got, expected(steps), **CLOSE)
+        assert_close(got, expected(steps))
     wait_until(lambda: use_of(server, model)["count"] == 0)
 
 
@@ -132,7 +133,7 @@ Client = Callable[[RunningServer, int | str, Sequence[Array]], list[float]]
 )
 def test_triton_client_sequence_equals_plain_loop(server: RunningServer, client: Client, number: int | str) -> None:
     steps = steps_of(7, 20)
-    np.testing.assert_allclose(client(server, number, steps), expected(steps), **CLOSE)
+    assert_close(client(server, number, steps), expected(steps))
 
 
 def test_triton_client_without_sequence_is_refused(server: RunningServer) -> None:
@@ -208,7 +209,7 @@ def test_killed_process_loses_sequence(server: RunningServer) -> None:
     wait_for_restart(server, "isolated", before)
     assert_refused(step(server, "isolated", 41, steps[1]), 410, "sequence_lost", "41", "begin it again with start")
     # A sequence of the new process is none of the lost ones.
-    np.testing.assert_allclose(run(server, "isolated", 41, steps), expected(steps), **CLOSE)
+    assert_close(run(server, "isolated", 41, steps), expected(steps))
     assert_refused(step(server, "isolated", 41, steps[1]), 404, "sequence_not_found", "41")
 
 
@@ -249,7 +250,7 @@ def test_workers_share_sequences(tmp_path: Path) -> None:
                 answer = client.post("/models/lstm/infer", json=body)
                 assert answer.status_code == 200, answer.text
                 got.append(answer.json()["output_data"][0][0])
-        np.testing.assert_allclose(got, expected(steps), **CLOSE)
+        assert_close(got, expected(steps))
         wait_until(lambda: running.sample("roundhouse_state_sequences", model="lstm") == 1)
 
 
@@ -277,5 +278,5 @@ def test_tenants_have_sequences_of_their_own(tmp_path: Path) -> None:
         assert [count(red), count(blue), count(operator)] == [1, 0, 1]
         assert send(blue, steps[3], start=True, end=True).status_code == 200
         answer = send(red, steps[1], end=True)
-        np.testing.assert_allclose(answer.json()["output_data"], [[outcome[1]]], **CLOSE)
+        assert_close(answer.json()["output_data"], [[outcome[1]]])
         assert [count(red), count(blue), count(operator)] == [0, 0, 0]

@@ -129,5 +129,5 @@ def test_contradicting_entry_is_refused(tmp_path: Path, graph: Any, entry: Any, 
 
 
 def test_state_above_bound_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match="max_state_bytes: expected at least 48 B, the states of one sequence, got 40 B"):
+    with pytest.raises(InvalidModel, match=r"max_state_bytes: expected at least 48 B, .* got 40 B"):
         loaded(tmp_path, onnx_recurrent.lstm(), state="auto", max_state_bytes=40)

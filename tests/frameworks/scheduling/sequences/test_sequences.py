@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests.support.loops import in_loop, settle
 from tests.support.models import onnx_recurrent
 from tests.support.models.onnx_recurrent import HIDDEN, INPUTS, Loop, running_sum
 
-CLOSE = {"rtol": 0, "atol": 1e-6}
+assert_close = partial(np.testing.assert_allclose, rtol=0, atol=1e-6)
 
 
 def x(value: float) -> dict[str, Array]:
@@ -57,7 +58,7 @@ async def test_sequences_at_once_equal_one_by_one(tmp_path: Path) -> None:
     for number, answers in enumerate(together):
         loop = Loop(graph)
         alone = [loop.step({"x": values, "rate": np.array(1 + number % 2)}).item() for values in inputs[number]]
-        np.testing.assert_allclose(answers, alone, **CLOSE)
+        assert_close(answers, alone)
 
 
 @in_loop
@@ -84,12 +85,12 @@ async def test_learned_batches_of_steps_equal_loops(tmp_path: Path) -> None:
             ]
 
         together = await asyncio.gather(*map(whole, range(16)))
-    assert (model.spec.unbatched_because, model.spec.equal_inputs) == (None, {"rate"})
+    assert (model.spec.unbatched_because, model.spec.equal_inputs) == (None, frozenset({"rate"}))
     assert max(running.counts.sizes) > 4
     for number, answers in enumerate(together):
         loop = Loop(graph)
         alone = [loop.step({"x": values, "rate": np.array(1)}).item() for values in inputs[number]]
-        np.testing.assert_allclose(answers, alone, **CLOSE)
+        assert_close(answers, alone)
 
 
 @in_loop
@@ -100,7 +101,7 @@ async def test_rows_of_one_step_have_states_each(tmp_path: Path) -> None:
         loop = Loop(graph, rows=3)
         for at, values in enumerate(steps):
             outputs = await running.send("rows", {"x": values}, start=at == 0)
-            np.testing.assert_allclose(outputs["prob"], loop.step({"x": values}), **CLOSE)
+            assert_close(outputs["prob"], loop.step({"x": values}))
         with pytest.raises(InvalidInput, match="inputs: expected 3 rows as in the first step of the sequence, got 1"):
             await running.send("rows", {"x": steps[0, :1]})
 
@@ -159,7 +160,7 @@ async def test_failed_step_leaves_state_as_it_was(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="the graph refuses"):
             await running.send(1, {"x": np.ones((1, INPUTS + 1), np.float32)})
         outputs = await running.send(1, {"x": values})
-        np.testing.assert_allclose(outputs["prob"], loop.step({"x": values}), **CLOSE)
+        assert_close(outputs["prob"], loop.step({"x": values}))
 
 
 @in_loop
