@@ -19,7 +19,7 @@ from frameworks.scheduling.merging.comparison import (
     tolerance_of,
     trial_inputs,
 )
-from frameworks.scheduling.merging.rows import merge, split_outputs
+from frameworks.scheduling.merging.rows import merge, split_outputs, with_scalars
 from frameworks.types import (
     NUMPY_DTYPES,
     Array,
@@ -48,23 +48,26 @@ def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run:
 
 
 def reason_steps_not_batched(spec: ModelSpec, ran: dict[str, Value], run: Run) -> str | None:
-    """As `reason_not_batched`, for steps of sequences. Inputs without dimensions keep their values: steps share a batch
-    where these are equal.
+    """As `reason_not_batched`, for steps of sequences. Scalars, which declare no shape, keep their values: steps with
+    equal ones share a batch.
 
     `spec`: with the states. `ran`: the inputs of a step that the graph accepts.
     """
     if (because := reason_not_batchable(spec)) is not None:
         return because
-    scalars: dict[str, Value] = {
-        name: value for name, value in ran.items() if isinstance(value, np.ndarray) and not value.ndim
-    }
+    undeclared = [each.name for each in trial_inputs(spec) if not each.shape]
+    ran = with_scalars(ran, undeclared)
+    scalars = {name: ran[name] for name in undeclared}
+    for name, value in scalars.items():
+        if not isinstance(value, np.ndarray) or value.ndim:
+            return f'input "{name}" has no free first dimension'
     random = np.random.default_rng(0)
 
     def row() -> dict[str, Array]:
         return {
             each.name: random_row(each, value.shape, random)
             for each in trial_inputs(spec)
-            if isinstance(value := ran[each.name], np.ndarray) and value.ndim
+            if each.name not in scalars and isinstance(value := ran[each.name], np.ndarray)
         }
 
     return _reason_of_trial(spec, scalars, row(), row(), run)

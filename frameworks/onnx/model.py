@@ -279,7 +279,7 @@ class OnnxModel:
         except RoundhouseError as error:
             because, learns = f"a trial with two rows failed: {error.public}{_COMPARED}", True
         batched = frozenset(each.name for each in trial_inputs(spec)) if because is None else frozenset()
-        equal = frozenset(name for name in batched if isinstance(value := ran[name], np.ndarray) and not value.ndim)
+        equal = frozenset(each.name for each in trial_inputs(spec) if not each.shape) & batched
         self.spec = replace(
             self.spec,
             batched_inputs=batched - equal,

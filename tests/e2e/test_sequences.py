@@ -107,6 +107,27 @@ def over_stream(server: RunningServer, number: int | str, steps: Sequence[Array]
     return [float(result.as_numpy("prob")[0, 0]) for result, _ in got]
 
 
+def test_stream_keeps_order_of_long_and_short_steps(tmp_path: Path) -> None:
+    graph = onnx_recurrent.running_sum()
+    config = onnx_entries(tmp_path, {"sum": graph}) + 'state = "auto"\n'
+    rows = 512 * 1024
+    with serving(tmp_path, config, {GRPC_PORT: free_port()}) as running:
+        running.wait_ready()
+        received: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        with triton_grpc.InferenceServerClient(f"127.0.0.1:{running.grpc_port}") as client:
+            client.start_stream(lambda result, error: received.put((result, error)))
+            # Refused at its turn by its number of rows; a step that overtakes another has no sequence.
+            for at, count in enumerate((rows, 1, rows)):
+                tensor = grpc_input(np.ones((count, 1), np.float32))
+                client.async_stream_infer("sum", [tensor], sequence_id=5, sequence_start=at == 0)
+            got = [received.get(timeout=WAIT_S) for _ in range(3)]
+            client.stop_stream()
+        [error] = [str(error) for _, error in got if error is not None]
+        assert f"expected {rows} rows" in error
+        sums = [result.as_numpy("sum") for result, error in got if error is None]
+        assert [int(each[-1, 0]) for each in sums] == [1, 2]
+
+
 def grpc_input(x: Array) -> Any:
     tensor = triton_grpc.InferInput("x", x.shape, "FP32")
     tensor.set_data_from_numpy(x)

@@ -1,6 +1,6 @@
 """Split requests into parts for batches, merge parts into batches, and assemble the outputs of a request."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -87,6 +87,16 @@ def signature_of(
         shape.sort(key=str)
     names = batch.output_names or all_outputs
     return BatchSignature(max(1, rows), elements or 1, (names, *shape), shares and rows > 0)
+
+
+def with_scalars(inputs: dict[str, Value], names: Collection[str]) -> dict[str, Value]:
+    """Return inputs with a scalar for each of `names` that has one element in any shape."""
+    found = {
+        name: value.reshape(())
+        for name in names
+        if isinstance(value := inputs.get(name), np.ndarray) and value.ndim and value.size == 1
+    }
+    return {**inputs, **found} if found else inputs
 
 
 def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tuple[int, Iterator[Part]]:

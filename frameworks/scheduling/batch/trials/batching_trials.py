@@ -16,7 +16,7 @@ import structlog
 from frameworks.core.errors import RoundhouseError
 from frameworks.scheduling.merging.comparison import is_close, reason_not_batchable, tolerance_of, trial_inputs
 from frameworks.scheduling.merging.padding import missing_mask
-from frameworks.scheduling.merging.rows import follow_rows, merge, signature_of, split_outputs
+from frameworks.scheduling.merging.rows import follow_rows, merge, signature_of, split_outputs, with_scalars
 from frameworks.types import Batch, ModelSpec, SequenceSpec, TensorBatch, Value
 
 log = structlog.get_logger(__name__)
@@ -87,6 +87,8 @@ class RecentRequests:
         """
         if sequence is not None and (mask := missing_mask(batch.inputs, sequence)) is not None:
             batch = TensorBatch({**batch.inputs, **mask}, batch.output_names)
+        if equal:
+            batch = batch._replace(inputs=with_scalars(batch.inputs, equal))
         signature = signature_of(batch, inputs - equal, sequence, equal_inputs=equal)
         arrays = [value for value in batch.inputs.values() if isinstance(value, np.ndarray)]
         is_small = signature.rows * 2 <= self._max_rows and sum(map(_size, arrays)) <= _MAX_REQUEST_BYTES

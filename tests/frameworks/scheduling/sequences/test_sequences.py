@@ -61,8 +61,12 @@ async def test_sequences_at_once_equal_one_by_one(tmp_path: Path) -> None:
         assert_close(answers, alone)
 
 
-@in_loop
-async def test_learned_batches_of_steps_equal_loops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate", [np.array(1), np.array([1])])
+def test_learned_batches_of_steps_equal_loops(tmp_path: Path, rate: Array) -> None:
+    in_loop(check_learned_batches)(tmp_path, rate)
+
+
+async def check_learned_batches(tmp_path: Path, rate: Array) -> None:
     graph, random = onnx_recurrent.lstm(has_rate=True), np.random.default_rng(1)
     model = load(tmp_path, graph)
     # As of a graph that refuses made-up values.
@@ -77,7 +81,6 @@ async def test_learned_batches_of_steps_equal_loops(tmp_path: Path) -> None:
     async with stepping(model) as running:
 
         async def whole(number: int) -> list[float]:
-            rate = np.array(1)
             sent = [{"x": values, "rate": rate} for values in inputs[number]]
             return [
                 number_of(await running.send(number + 1, step, at == 0, at == 39), "prob")
