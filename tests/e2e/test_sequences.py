@@ -217,6 +217,17 @@ def test_description_shows_states_and_sequences(server: RunningServer) -> None:
     wait_until(lambda: server.sample("roundhouse_state_sequences", model="isolated") == 0)
 
 
+def test_triton_configuration_has_sequence_batching(server: RunningServer) -> None:
+    configuration = server.client.get("/v2/models/lstm/config").json()
+    assert "dynamic_batching" not in configuration
+    state = {"input_name": "state", "output_name": "stateN", "data_type": "TYPE_FP32", "dims": [2, -1, 6]}
+    batching = configuration["sequence_batching"]
+    assert (batching["max_sequence_idle_microseconds"], batching["state"]) == (60_000_000, [state])
+    assert "sequence_batching" not in server.client.get("/v2/models/plain/config").json()
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        assert client.get_model_config("lstm").config.name == "lstm"
+
+
 def test_model_memory_includes_state_bound(server: RunningServer) -> None:
     for model in ("lstm", "isolated"):
         assert server.sample("roundhouse_model_memory_bytes", model=model) >= 64 * 1024**2

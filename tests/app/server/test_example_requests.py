@@ -66,7 +66,7 @@ def test_model_with_state_gets_whole_sequence() -> None:
         "sequence": {"id": 1, "start": True, "end": True},
     }
     long = line_of(tensor_spec(tensor("x", "float32", -1, 300), state=state))
-    assert "'sequence': {'id': 1, 'start': True, 'end': True}" in shlex.split(long)[2]
+    assert "\"sequence\": {'id': 1, 'start': True, 'end': True}" in shlex.split(long)[2]
 
 
 def line_of(spec: ModelSpec, **entry: Any) -> str:
