@@ -191,6 +191,8 @@ class MLFrameworkManager:
             before = slot.canary if kind == "canary" else slot.shadow
             if share is not None:
                 version = slot.find(share.version)
+                if slot.has_state:
+                    raise InvalidInput(kind, "expected a model without a state, as sequences stay with one version")
                 if version is slot.active:
                     raise InvalidInput(kind, f'version "{share.version}" is the active version; name another one')
                 await self._rollout.load_for_share(slot, version, kind)

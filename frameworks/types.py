@@ -6,7 +6,7 @@ bfloat16 numbers. A `string` tensor is an object array of str.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -159,6 +159,43 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StatePair:
+    """An output of a graph that is the input of the next step of a sequence.
+
+    `shape`: of the input at the first step, -1 at `batch_axis`, the axis of the rows. `batch_axis` None: the state has
+    one size for any number of rows.
+    """
+
+    input: str
+    output: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch_axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The state of a model, which requests of a sequence share. `max_bytes`: of all sequences. `idle_s`: a sequence
+    without a step for as long is ended. `rows_input`: the input that has the rows of a step at `rows_axis`; None: the
+    first one with a dimension.
+    """
+
+    pairs: tuple[StatePair, ...]
+    max_bytes: int
+    idle_s: float
+    rows_input: str | None = None
+    rows_axis: int = 0
+
+    def rows_of(self, inputs: Mapping[str, "Value"]) -> int:
+        """Return the number of rows of a step; 1 where its inputs do not show it."""
+        given = inputs.values() if self.rows_input is None else [inputs.get(self.rows_input)]
+        for value in given:
+            if isinstance(value, np.ndarray) and value.ndim > self.rows_axis:
+                return int(value.shape[self.rows_axis])
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTrial:
     """One product of a quantized model's largest layer, `original` or int8.
 
@@ -218,7 +255,8 @@ class ModelSpec:
     """Describe a loaded model: shown by /models, and used to decode requests.
 
     `memory_bytes`: the weights in memory. `providers`: of ONNX Runtime, in order of preference. `batched_inputs`:
-    requests of these tensors may share a batch; where it is empty, `unbatched_because` has the reason.
+    requests of these tensors may share a batch; where it is empty, `unbatched_because` has the reason. `equal_inputs`:
+    of these, scalars without rows, the requests of a batch have equal ones.
     `unwarmed_because`: why the graph was not run at warm-up; None if it was. `learns_batching`: the graph refused
     synthetic rows, so the rows of requests are compared until they decide; short runs are off until then.
     `runs_by_shape`: the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None
@@ -229,7 +267,8 @@ class ModelSpec:
     ones may replace those of the model, when they have been compiled. `is_composite`: other models of the server
     compute it. `pipeline`: of a model that answers as a pipeline of transformers does. `messages`: of a model that
     embeds conversations, the bounds of their images. `graphs`: which runs, or decode steps, are graphs of the device,
-    or why none is; None on a device without graphs.
+    or why none is; None on a device without graphs. `state`: its pairs are in neither `inputs` nor `outputs`; None for
+    a model without a state.
     """
 
     framework: str
@@ -243,6 +282,7 @@ class ModelSpec:
     image: ImageSpec | None = None
     providers: tuple[str, ...] = ()
     batched_inputs: frozenset[str] = frozenset()
+    equal_inputs: frozenset[str] = frozenset()
     unbatched_because: str | None = None
     unwarmed_because: str | None = None
     learns_batching: bool = False
@@ -257,6 +297,7 @@ class ModelSpec:
     pipeline: TaskSpec | None = None
     graphs: str | None = None
     messages: VisionSpec | None = None
+    state: StateSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
@@ -270,6 +311,23 @@ class ModelSpec:
         object.__setattr__(self, "first_output", tuple(spec.name for spec in self.outputs[:1]))
         required = [spec for spec in self.inputs if spec.required]
         object.__setattr__(self, "sole_input", required[0] if len(required) == 1 else None)
+
+    @property
+    def state_bytes(self) -> int:
+        """The memory that the states of all sequences may take."""
+        return 0 if self.state is None else self.state.max_bytes
+
+    @property
+    def with_states(self) -> "ModelSpec":
+        """The spec with the states as further inputs and outputs, whose first axis is that of the rows."""
+        if self.state is None:
+            return self
+        states = [(pair, TensorType(pair.dtype, _rows_first(pair))) for pair in self.state.pairs]
+        return replace(
+            self,
+            inputs=(*self.inputs, *(ValueSpec(pair.input, kind) for pair, kind in states)),
+            outputs=(*self.outputs, *(ValueSpec(pair.output, kind) for pair, kind in states)),
+        )
 
     @property
     def max_tokens(self) -> int | None:
@@ -300,11 +358,31 @@ class ModelSpec:
         return self.image.embedding_size if self.image is not None else None
 
 
+def _rows_first(pair: StatePair) -> tuple[int, ...]:
+    if pair.batch_axis is None:
+        return pair.shape
+    return (-1, *pair.shape[: pair.batch_axis], *pair.shape[pair.batch_axis + 1 :])
+
+
+SequenceId = int | str
+
+
+class SequenceStep(NamedTuple):
+    """The place of a request in a sequence: its id, whether it is the first step, and whether it is the last."""
+
+    id: SequenceId
+    start: bool = False
+    end: bool = False
+
+
 class TensorBatch(NamedTuple):
-    """Named tensors for one run of a model. `output_names`: None for every output."""
+    """Named tensors for one run of a model. `output_names`: None for every output. `sequence`: for a model with a
+    state.
+    """
 
     inputs: dict[str, Value]
     output_names: tuple[str, ...] | None = None
+    sequence: SequenceStep | None = None
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from app.grpc.streams import OpenStreams, next_request
 from app.inference.contract import NamedRequest
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.generate_tensors import StreamedTensors
-from app.protocols.open_inference.infer_request import check_request, wants_text_in_parts
+from app.protocols.open_inference.infer_request import SEQUENCE_FIELDS, check_request, wants_text_in_parts
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
 from frameworks.engine.stream import read_in_time
@@ -91,6 +91,7 @@ class _InferStream:
         self._handler = handler
         self._call = call
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
+        self._has_long_steps = False
 
     async def answer_all(self, requests: AsyncIterator[bytes]) -> None:
         """Run all requests and send their responses. Raises GrpcError for a request that ends the stream."""
@@ -133,6 +134,10 @@ class _InferStream:
         """Answer one request. `previous` completes with the request before it; this method completes `current`."""
         message = received.message
         inference = _inference_call(_STREAM_INFER, received, self._call, _write_last_response, is_streamed=True)
+        if SEQUENCE_FIELDS[0] in message.parameters:
+            # The thread that decodes a long step keeps the order of those after it.
+            self._has_long_steps = self._has_long_steps or inference.is_long
+            inference = inference._replace(is_long=self._has_long_steps)
         try:
             try:
                 response: bytes | None = await self._handler.run(

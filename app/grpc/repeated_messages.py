@@ -47,7 +47,7 @@ class KnownMessage:
         inputs: dict[str, Value] = {self.input_name: tensor if tensor.flags.aligned else tensor.copy()}
         assert isinstance(decoded.request, TensorBatch)
         return InferRequest(
-            TensorBatch(inputs, decoded.request.output_names),
+            decoded.request._replace(inputs=inputs),
             decoded.spec,
             decoded.outputs,
             decoded.id,
@@ -107,5 +107,5 @@ def _known_of(serialized: bytes, model: str, version: str, decoded: InferRequest
     # A tensor whose values are converted, or that is empty, is none of these bytes.
     if start > _MOST_HEAD_BYTES or not value.size or value.tobytes() != serialized[start:]:
         return None
-    without_values = decoded._replace(request=TensorBatch({}, decoded.request.output_names))
+    without_values = decoded._replace(request=decoded.request._replace(inputs={}))
     return KnownMessage(serialized[:start], model, version, value.dtype, value.shape, name, without_values)

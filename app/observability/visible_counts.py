@@ -8,6 +8,13 @@ from typing import Protocol, Self, TypeVar
 from app.auth.principal import Principal
 from app.observability.tallies import GenerationMetrics, Histogram, ModelMetrics, RequestTallies, VersionRequests
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.models.versions.version import ModelVersion
+
+
+def sequences_of(versions: Iterable[ModelVersion], tenant: str | None) -> tuple[int, int]:
+    """Return the sequences of versions with a state, and the bytes of their states. `tenant`: whose; None: all."""
+    found = [use for version in versions for name, use in version.sequences.items() if tenant is None or name == tenant]
+    return sum(count for count, _ in found), sum(size for _, size in found)
 
 
 class Summable(Protocol):

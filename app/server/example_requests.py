@@ -25,6 +25,8 @@ _MAX_SHOWN_ELEMENTS = 64
 """The line of a longer tensor computes it, in place of writing it out."""
 _MAX_CHARACTERS = 2000
 _SEQUENCE_LENGTH = 4
+_WHOLE_SEQUENCE = {"id": 1, "start": True, "end": True}
+"""The only step of a sequence."""
 _IMAGE_SIDE = 32
 _JSON = "-H 'content-type: application/json'"
 
@@ -119,14 +121,17 @@ def _tensor_line(slot: ModelSlot, spec: ModelSpec, caller: Caller) -> str | None
     if sum(map(prod, known.values())) <= _MAX_SHOWN_ELEMENTS:
         values = {name: _nested(tensors[name], shape) for name, shape in known.items()}
         sole = spec.sole_input
-        given = {"inputs": values} if sole is None else {"input_data": values[sole.name]}
+        given: dict[str, Any] = {"inputs": values} if sole is None else {"input_data": values[sole.name]}
+        if spec.state is not None:
+            given["sequence"] = _WHOLE_SEQUENCE
         return caller.post("/infer", shlex.quote(json.dumps({"model_name": slot.name} | given)))
     # Written as Python, which repeats the element.
     tensor_texts = [
         f'{name!r}: {{"data": [{tensors[name]!r}] * {prod(shape)}, "shape": {list(shape)}}}'
         for name, shape in known.items()
     ]
-    body = f'{{"model_name": {slot.name!r}, "inputs": {{{", ".join(tensor_texts)}}}}}'
+    sequence = "" if spec.state is None else f', "sequence": {_WHOLE_SEQUENCE!r}'
+    body = f'{{"model_name": {slot.name!r}, "inputs": {{{", ".join(tensor_texts)}}}{sequence}}}'
     program = shlex.quote(f"import json; print(json.dumps({body}))")
     return f"python3 -c {program} | {caller.post('/infer', '@-')}"
 

@@ -24,6 +24,7 @@ from frameworks.images.spec import ImageRequest, ImageSpec
 from frameworks.models.residency.subrequests import SubRequests
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.text.pooling import normalize_rows
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import (
@@ -90,6 +91,10 @@ class PipelineEngine:
     @property
     def stats(self) -> list[StepStats]:
         return []
+
+    @property
+    def sequences(self) -> SequenceUse:
+        return {}
 
     def lease_body(self, nbytes: int) -> Array | None:
         """Tensors in any memory of this process are not copied."""

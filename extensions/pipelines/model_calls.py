@@ -178,6 +178,8 @@ def make_call(entry: StepEntry, wired: frozenset[str], used: frozenset[str], spe
         raise StepFault("model", "expected a model, got a pipeline; add its steps to this one")
     if spec.generation is not None or spec.task == "generate":
         raise StepFault("model", "expected a model with tensors or scores, got one that generates text; leave it out")
+    if spec.state is not None:
+        raise StepFault("model", "expected a model without a state, as a pipeline has no sequences; leave it out")
     call: ModelCall
     if spec.text is not None and "text" in wired:
         call = PairCall(entry, spec) if "query" in wired else TextCall(entry, spec)

@@ -37,6 +37,9 @@ def _issues_of_model(location: str, entry: ModelEntry) -> Iterator[ConfigIssue]:
         yield _issue(f"{location}.device", f"expected one device on Ray, got {entry.device!r}; set replicas")
     if entry.num_ranks > 1:
         yield _issue(f"{location}.tensor_parallel", f"expected 1 on Ray, got {entry.num_ranks}; remove it")
+    if isinstance(entry, OnnxModelEntry) and entry.state is not None:
+        message = "expected no model with a state on Ray, whose replicas do not share sequences; serve it elsewhere"
+        yield _issue(f"{location}.state", message)
     for key in _OF_PROCESSES:
         if getattr(entry, key) is not None:
             message = "expected no value on Ray, where each replica is a process; remove it"

@@ -4,7 +4,9 @@ RoundhouseError
 ├── RequestError                 the caller can correct the request
 │   ├── FieldError               one field of the request is wrong
 │   │   ├── InvalidInput         the value of the field is invalid
-│   │   └── UnknownField         the route does not know the field
+│   │   ├── UnknownField         the route does not know the field
+│   │   ├── SequenceNotFound     no sequence of the model has this id
+│   │   └── SequenceLost         the state of the sequence was lost with the engine of the model
 │   ├── ModelNotFound            no model has this name
 │   ├── VersionNotFound          the model has no such version
 │   ├── CollectionNotFound       no collection has this name
@@ -148,6 +150,14 @@ class RecordNotFound(RequestError):
 
     def __init__(self, collection: str, record: str) -> None:
         super().__init__(f'collection "{collection}" has no record "{record[:MAX_SHOWN_CHARACTERS]}"')
+
+
+class SequenceNotFound(FieldError):
+    """No sequence of the model has this id: it was not begun, has ended, or was idle for too long."""
+
+
+class SequenceLost(FieldError):
+    """The model was loaded again, or its process ended, and the states of its sequences with it."""
 
 
 class CollectionExists(RequestError):

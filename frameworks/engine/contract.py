@@ -13,6 +13,7 @@ from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer, TokenRequest
@@ -72,7 +73,7 @@ class RunCounts:
 class EngineSettings:
     """How the requests of one model are scheduled. `ageing_s`: a waiting request gains a priority level after so many
     seconds. `takes_token_ids`: texts may be sent as token ids. `max_batch_seconds`: limit of one batch or step, for an
-    engine process; None: no limit.
+    engine process; None: no limit. `is_reloaded`: an earlier engine of the model may have had sequences.
     """
 
     name: str
@@ -80,6 +81,7 @@ class EngineSettings:
     ageing_s: float
     takes_token_ids: bool = False
     max_batch_seconds: float | None = None
+    is_reloaded: bool = False
 
 
 class TokenTimes(Protocol):
@@ -140,6 +142,11 @@ class Engine(Protocol):
     @property
     def stats(self) -> list[StepStats]:
         """The stats of each instance of a generating model; empty for other models."""
+        ...
+
+    @property
+    def sequences(self) -> SequenceUse:
+        """The sequences of a model with a state, by tenant; empty for other models."""
         ...
 
     def lease_body(self, nbytes: int) -> Array | None:

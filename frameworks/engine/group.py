@@ -19,6 +19,7 @@ from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.images.spec import ImageRequest
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import (
@@ -100,6 +101,11 @@ class EngineGroup:
     @property
     def stats(self) -> list[StepStats]:
         return [stats for engine in self.engines for stats in engine.stats]
+
+    @property
+    def sequences(self) -> SequenceUse:
+        """A model with a state has one process."""
+        return {}
 
     def lease_body(self, nbytes: int) -> None:
         """The process is chosen later, when the request is first in the queue."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
 
-from frameworks.core.errors import InvalidInput
+from frameworks.core.errors import Draining, InvalidInput
 from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
 from frameworks.engine.generation import GenerationService
@@ -24,11 +24,13 @@ from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.sequences.sequences import Sequences
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker
 from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer, TokenizeRequest, TokenRequest
-from frameworks.types import Answer, ConversationRequest, ImagePairRequest, PairRequest, TextRequest
+from frameworks.types import Answer, ConversationRequest, ImagePairRequest, PairRequest, TextRequest, Value
 
 Result = TypeVar("Result")
 
@@ -47,6 +49,7 @@ class LocalEngine:
         threads: EngineThreads,
     ) -> None:
         self.model = model
+        self._name = settings.name
         self.dispatcher = dispatcher
         # An attribute, as it is read several times for each request.
         self.is_dead = False
@@ -54,6 +57,13 @@ class LocalEngine:
         # The dispatcher's own function: a call in between would take its time for each request for tensors.
         self.submit = dispatcher.submit if isinstance(dispatcher, Dispatcher) else _refuse_rows
         self.compute_now = dispatcher.compute_now if isinstance(dispatcher, Dispatcher) else None
+        self.steps: Sequences | None = None
+        """The steps of the sequences of a model with a state."""
+        if model.spec.state is not None and isinstance(dispatcher, Dispatcher):
+            # Only the models of one framework have states.
+            first_of: Callable[[int], dict[str, Value]] = getattr(model, "first_states")  # noqa: B009
+            self.steps = Sequences(settings.name, model.spec, first_of, dispatcher.submit, settings.is_reloaded)
+            self.submit, self.compute_now = self.steps.submit, None
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
         self._images = ImageService(model, self.submit, threads)
         self._tasks = TaskService(model, self.submit, threads)
@@ -82,6 +92,10 @@ class LocalEngine:
     @property
     def stats(self) -> list[StepStats]:
         return self.dispatcher.stats if isinstance(self.dispatcher, StepDispatcher) else []
+
+    @property
+    def sequences(self) -> SequenceUse:
+        return {} if self.steps is None else self.steps.store.use
 
     def lease_body(self, nbytes: int) -> None:
         """Tensors in any memory of this process are not copied."""
@@ -160,14 +174,22 @@ class LocalEngine:
 
     async def close(self) -> None:
         await self.dispatcher.close()
+        if self.steps is not None:
+            self.steps.close(Draining.unloaded(self._name))
 
     def end_requests(self) -> None:
+        if self.steps is not None:
+            self.steps.close(Draining.unloaded(self._name))
         self.dispatcher.end_requests()
 
     def abort(self, message: str) -> None:
+        if self.steps is not None:
+            self.steps.close(Draining(message))
         self.dispatcher.abort(message)
 
     def check_integrity(self) -> None:
+        if self.steps is not None:
+            self.steps.check_integrity()
         if isinstance(self.dispatcher, StepDispatcher):
             self.dispatcher.check_integrity()
 

@@ -19,9 +19,10 @@ from frameworks.scheduling.merging.comparison import (
     tolerance_of,
     trial_inputs,
 )
-from frameworks.scheduling.merging.rows import merge, split_outputs
+from frameworks.scheduling.merging.rows import merge, split_outputs, with_scalars
 from frameworks.types import (
     NUMPY_DTYPES,
+    Array,
     ModelSpec,
     SequenceSpec,
     TensorBatch,
@@ -43,8 +44,41 @@ def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run:
         return because
     random = np.random.default_rng(0)
     one, two = ({d.name: random_row(d, shapes[d.name], random) for d in trial_inputs(spec)} for _ in range(2))
-    apart = [run(dict(rows)) for rows in (one, two)]
-    together = run({name: np.concatenate([one[name], two[name]]) for name in one})
+    return _reason_of_trial(spec, {}, one, two, run)
+
+
+def reason_steps_not_batched(spec: ModelSpec, ran: dict[str, Value], run: Run) -> str | None:
+    """As `reason_not_batched`, for steps of sequences. Scalars, which declare no shape, keep their values: steps with
+    equal ones share a batch.
+
+    `spec`: with the states. `ran`: the inputs of a step that the graph accepts.
+    """
+    if (because := reason_not_batchable(spec)) is not None:
+        return because
+    undeclared = [each.name for each in trial_inputs(spec) if not each.shape]
+    ran = with_scalars(ran, undeclared)
+    scalars = {name: ran[name] for name in undeclared}
+    for name, value in scalars.items():
+        if not isinstance(value, np.ndarray) or value.ndim:
+            return f'input "{name}" has no free first dimension'
+    random = np.random.default_rng(0)
+
+    def row() -> dict[str, Array]:
+        return {
+            each.name: random_row(each, value.shape, random)
+            for each in trial_inputs(spec)
+            if each.name not in scalars and isinstance(value := ran[each.name], np.ndarray)
+        }
+
+    return _reason_of_trial(spec, scalars, row(), row(), run)
+
+
+def _reason_of_trial(
+    spec: ModelSpec, scalars: dict[str, Value], one: dict[str, Array], two: dict[str, Array], run: Run
+) -> str | None:
+    """Run two rows alone and together. `scalars`: the inputs that have no rows."""
+    apart = [run({**rows, **scalars}) for rows in (one, two)]
+    together = run({**{name: np.concatenate([one[name], two[name]]) for name in one}, **scalars})
     for name, value in together.items():
         if not _is_both(value, apart[0][name], apart[1][name], tolerance_of(spec, name)):
             return f'output "{name}" of two rows differs from its single runs'

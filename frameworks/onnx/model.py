@@ -12,13 +12,14 @@ import structlog
 from frameworks.core.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError, without_paths
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.images.spec import ImageSpec
-from frameworks.onnx.batching import read_sequence, reason_not_batched, try_padding
+from frameworks.onnx.batching import read_sequence, reason_not_batched, reason_steps_not_batched, try_padding
 from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.examples import ExampleValues
 from frameworks.onnx.given_values import read_given_values
 from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import is_device_failure, is_out_of_memory, plain_message, run_with_bfloat16
+from frameworks.onnx.states.states import dimension_names, read_states
 from frameworks.onnx.value_types import read_type
 from frameworks.scheduling.merging.comparison import reason_not_batchable, trial_inputs
 from frameworks.scheduling.merging.padding import missing_mask
@@ -73,6 +74,12 @@ class OnnxModel:
         defaults = [ValueSpec(a.name, read_type(a), required=False) for a in session.get_overridable_initializers()]
         outputs = [ValueSpec(a.name, read_type(a)) for a in session.get_outputs()]
         self._output_names = tuple(declared.name for declared in outputs)
+        graph_outputs, self._inputs_by_name = outputs, {declared.name: declared for declared in (*inputs, *defaults)}
+        self.states = read_states(entry, path, inputs, outputs, dimension_names(session))
+        """Values that a step of a sequence passes to the next one; None for a model without a state."""
+        if self.states is not None:
+            inputs = [declared for declared in inputs if declared.name not in self.states.input_names]
+            outputs = [declared for declared in outputs if declared.name not in self.states.output_names]
         self._sequence = read_sequence(entry, path, [*inputs, *defaults])
         if self._sequence and (mask := self._sequence.mask):
             inputs = [replace(spec, required=spec.required and spec.name != mask.name) for spec in inputs]
@@ -86,6 +93,7 @@ class OnnxModel:
             memory_bytes=weight_bytes,
             providers=tuple(session.get_providers()),
             sequence=self._sequence,
+            state=None if self.states is None else self.states.spec,
         )
         # An accelerator may block its caller, and strings have any length.
         are_numeric = all(isinstance(s.type, TensorType) and s.type.dtype != "string" for s in self.spec.inputs)
@@ -96,11 +104,11 @@ class OnnxModel:
         self._run_options.log_severity_level = _LOG_NOTHING
         self._needs_ort_values = any(
             isinstance(s.type, TensorType) and s.type.dtype == "bfloat16"
-            for s in (*self.spec.inputs, *self.spec.outputs)
+            for s in (*self._inputs_by_name.values(), *graph_outputs)
         )
         self._binding: OutputBinding | None = None
         if arrays is not None and not self._needs_ort_values:
-            self._binding = OutputBinding(session, outputs, arrays)
+            self._binding = OutputBinding(session, graph_outputs, arrays)
         self._graphs: GraphRuns | None = None
         if choice.captures is not None:
             # Only a model with captured graphs needs it.
@@ -128,6 +136,11 @@ class OnnxModel:
 
     def run_graph(self, inputs: dict[str, Value], output_names: tuple[str, ...]) -> dict[str, Value]:
         """Run the session once, as `infer`."""
+        if self.states is None:
+            return self._run(inputs, output_names)
+        return self.states.for_requests(self._run(self.states.for_graph(inputs), output_names))
+
+    def _run(self, inputs: dict[str, Value], output_names: tuple[str, ...]) -> dict[str, Value]:
         session = self._session
         if session is None:
             raise ModelFailed("the session of the model is closed")
@@ -137,7 +150,7 @@ class OnnxModel:
             if self._graphs is not None:
                 return self._graphs.run(inputs, output_names)
             if self._needs_ort_values:
-                return run_with_bfloat16(session, inputs, output_names, self.spec.inputs_by_name, self._run_options)
+                return run_with_bfloat16(session, inputs, output_names, self._inputs_by_name, self._run_options)
             first = next(iter(inputs.values()), None)
             if self._binding and isinstance(first, np.ndarray) and first.ndim and len(first) >= self._binding.min_rows:
                 bound = self._binding.run(session, inputs, output_names, self._run_options)
@@ -163,7 +176,9 @@ class OnnxModel:
         """
         given = read_given_values(self._entry, self._path, self.spec.inputs_by_name)
         ran = self._run_given(given) if given else self._run_made_up()
-        if ran is not None:
+        if ran is not None and self.states is not None:
+            self._try_batching_states(self.states.with_first(ran))
+        elif ran is not None:
             self._try_batching({name: value.shape for name, value in ran.items() if isinstance(value, np.ndarray)})
         if self._graphs is not None:
             from frameworks.onnx.cuda.capture import capture_graphs
@@ -184,12 +199,21 @@ class OnnxModel:
         given = read_given_values(self._entry, self._path, self.spec.inputs_by_name)
         return self._examples.make() | (given[0] if given else {})
 
+    def first_states(self, rows: int) -> dict[str, Value]:
+        """Return the states before the first step of a sequence, rows first; only of a model with a state."""
+        assert self.states is not None, "the model has a state"
+        return self.states.first_of(rows)
+
+    def _run_example(self, values: dict[str, Value]) -> None:
+        """Run on example values, as the first step of a sequence where the model has a state."""
+        self.run_graph(values if self.states is None else self.states.with_first(values), self._output_names)
+
     def _run_given(self, given: Sequence[dict[str, Value]]) -> dict[str, Value]:
         """Run on each of the given values; return the first. Inputs that they lack are made up."""
         runs = [self._examples.make() | values for values in given]
         for values in runs:
             try:
-                self.run_graph(values, self._output_names)
+                self._run_example(values)
             except (InvalidInput, ModelFailed) as error:
                 raise InvalidModel(
                     f"{self._path}: the graph refuses the values of its entry: {error.message}"
@@ -203,7 +227,7 @@ class OnnxModel:
         for number in (0, 1):
             values = self._examples.make(number)
             try:
-                self.run_graph(values, self._output_names)
+                self._run_example(values)
             except InvalidInput as error:
                 reasons.append(error.public)
             except ModelFailed as error:
@@ -219,7 +243,7 @@ class OnnxModel:
             )
         # Made-up values prove nothing about the graph: the values of a request may suit it.
         because = f"the graph refuses made-up values ({reasons[0]}); {_GIVE_VALUES}"
-        why = reason_not_batchable(self.spec) or f"it was not warmed up{_COMPARED}"
+        why = reason_not_batchable(self.spec.with_states) or f"it was not warmed up{_COMPARED}"
         self.spec = replace(self.spec, unwarmed_because=because, unbatched_because=why, learns_batching=True)
         log.warning("not warmed up", path=str(self._path), reason=because)
         return None
@@ -242,6 +266,27 @@ class OnnxModel:
                 path=str(self._path),
                 reason=self.spec.sequence.unpadded_because,
             )
+
+    def _try_batching_states(self, ran: dict[str, Value]) -> None:
+        """`ran`: the inputs of a first step that the graph accepts."""
+
+        def run(inputs: dict[str, Value]) -> dict[str, Value]:
+            return self.run_graph(inputs, self._output_names)
+
+        spec, learns = self.spec.with_states, False
+        try:
+            because = reason_steps_not_batched(spec, ran, run)
+        except RoundhouseError as error:
+            because, learns = f"a trial with two rows failed: {error.public}{_COMPARED}", True
+        batched = frozenset(each.name for each in trial_inputs(spec)) if because is None else frozenset()
+        equal = frozenset(each.name for each in trial_inputs(spec) if not each.shape) & batched
+        self.spec = replace(
+            self.spec,
+            batched_inputs=batched - equal,
+            equal_inputs=equal,
+            unbatched_because=because,
+            learns_batching=learns,
+        )
 
     def _check_input_shape(self) -> None:
         wanted = self._entry.input_shape

@@ -93,7 +93,9 @@ class OnnxRegistry:
         on_cuda = drives_cuda(entry.execution_providers, self._rules) and entry.kernels != "compiled"
         is_shared = self._shares_session(entry)
         return ModelNeeds(
-            host_bytes=(need if is_shared else need * entry.instances) + (0 if layers is None else layers.host_bytes()),
+            host_bytes=(need if is_shared else need * entry.instances)
+            + (0 if layers is None else layers.host_bytes())
+            + (entry.max_state_bytes if entry.state else 0),
             accelerator_bytes=need * entry.instances,
             wanted=entry.device,
             usable=("cuda",) if on_cuda else (),
@@ -160,6 +162,8 @@ class OnnxRegistry:
     def _with_content(self, instances: list[OnnxModel], original: Original) -> list[BatchModel]:
         """Return the instances with the task of their folder, or with images or texts, else unchanged."""
         file, entry, summary = original.file, original.entry, original.summary
+        if entry.state is not None:
+            return [*instances]
         folder = description_folder(file)
         if self._torch is not None and find_task(folder, entry.task) is not None:
             with_task = self._torch.with_task(instances, entry, folder)

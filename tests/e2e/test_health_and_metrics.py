@@ -65,6 +65,8 @@ FAMILIES = {
     "roundhouse_proposed_tokens": "counter",
     "roundhouse_accepted_tokens": "counter",
     "roundhouse_sequences": "gauge",
+    "roundhouse_state_sequences": "gauge",
+    "roundhouse_state_bytes": "gauge",
     "roundhouse_kv_cache_bytes": "gauge",
     "roundhouse_time_to_first_token_seconds": "histogram",
     "roundhouse_inter_token_seconds": "histogram",

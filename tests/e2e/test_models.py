@@ -94,6 +94,7 @@ def test_model_detail(server: RunningServer) -> None:
         "state", "reason", "device", "memory_bytes",
         "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
         "warm_up", "batching", "padding", "max_batch_size", "instances", "revision", "download",
+        "sequences",
     }  # fmt: skip
     assert version["max_tokens"] == 256
     assert version["providers"][-1] == "CPUExecutionProvider"

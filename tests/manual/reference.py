@@ -31,6 +31,7 @@ from frameworks.core.errors import RoundhouseError
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.entries import ModelEntry, OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.images import ImageSettings
+from frameworks.core.settings.states import StateEntry
 from frameworks.tasks.architectures import _BY_NAME, _BY_SUFFIX, NOT_SERVED, OTHER_NAMES
 from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import TaskParameter
@@ -47,6 +48,8 @@ PAGE_LIST = ROOT / "app" / "web" / "lib" / "manual-pages.js"
 
 _TYPES_WITHOUT_SCHEMA = {
     "adapters": "list of tables",
+    "initial": "number or nested lists",
+    "state": '`"auto"` or list of tables',
     "crop": "integer or list of two integers",
     "image": "table",
     "labels": "list of strings, or a file name",
@@ -87,6 +90,7 @@ def configuration() -> str:
             tables.append(("[[models.onnx_models]] and [[models.torch_models]]", ModelEntry, set()))
             tables.append(("only [[models.onnx_models]]", OnnxModelEntry, shared))
             tables.append(("[models.onnx_models.image]", ImageSettings, set()))
+            tables.append(("[[models.onnx_models.state]]", StateEntry, set()))
             tables.append(("only [[models.torch_models]]", TorchModelEntry, shared))
             tables.append(("[[models.torch_models.adapters]]", AdapterEntry, set()))
         if name == "auth":

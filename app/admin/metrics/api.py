@@ -13,6 +13,7 @@ from app.admin.metrics.models import (
     generation_families,
     model_families,
     process_families,
+    state_families,
     tenant_family,
     time_families,
 )
@@ -109,6 +110,7 @@ class _Families:
             yield from process_families(slots)
         yield tenant_family(slots, counts.tenant)
         yield from generation_families(slots, counts)
+        yield from state_families(slots, counts.tenant)
         yield from self._cache()
         yield from self._added
         yield from self._machine()

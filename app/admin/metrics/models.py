@@ -5,7 +5,7 @@ from typing import Any
 
 from app.admin.metrics.families import Family, Kind, by_label, by_tenant, counter, gauge, histogram, time_histogram
 from app.observability.tallies import ModelMetrics
-from app.observability.visible_counts import Counts
+from app.observability.visible_counts import Counts, sequences_of
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.states import ModelState
 from frameworks.scheduling.batch.request import BatchCounts
@@ -101,6 +101,15 @@ def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
         [*_MODEL, "step"],
         (([model, step], each) for model, times in metrics.items() for step, each in times.steps.items()),
     )
+
+
+def state_families(slots: Iterable[ModelSlot], tenant: str | None) -> Iterator[Family]:
+    """Yield the families of models with a state. `tenant`: the only one that is counted; None: all."""
+    stateful = [(slot.name, sequences_of(slot.versions.values(), tenant)) for slot in slots if slot.has_state]
+    about = "Sequences of a model with a state that have begun and not ended."
+    yield by_label(gauge, "state_sequences", about, "model", ((name, count) for name, (count, _) in stateful))
+    about = "Memory of the states of all sequences of a model."
+    yield by_label(gauge, "state_bytes", about, "model", ((name, size) for name, (_, size) in stateful))
 
 
 def generation_families(slots: Iterable[ModelSlot], counts: Counts) -> Iterator[Family]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.admin.progress import WorkDescription, work_of
 from app.inference.unnamed_model import kind_of
-from app.observability.visible_counts import Counts
+from app.observability.visible_counts import Counts, sequences_of
 from app.protocols.shared.bodies import ResponseBody
 from frameworks.core.addresses import SourceAddress
 from frameworks.generation.sources import SourceTask
@@ -182,6 +182,26 @@ class ModelDescription(ResponseBody):
     requests: RequestCounts
 
 
+class StateDescription(ResponseBody):
+    """An output of the graph that is the input of the next step of a sequence. `shape`: -1 is the axis of the rows."""
+
+    input: str
+    output: str
+    dtype: str
+    shape: list[int]
+    batch_axis: int | None = Field(description="Axis of the rows; null: the state has one size for any rows.")
+
+
+class SequencesDescription(ResponseBody):
+    """The states and sequences of a model: those of the key's tenant, or for an operator all."""
+
+    states: list[StateDescription]
+    count: int = Field(description="Sequences that have begun and not ended.")
+    bytes: int = Field(description="Memory of their states.")
+    max_bytes: int = Field(description="Limit of the memory of the states of all tenants.")
+    idle_timeout_s: float = Field(description="A sequence without a step for as long is ended.")
+
+
 class DownloadProgress(ResponseBody):
     """A download that runs. Bytes of an earlier download on the disk count as received."""
 
@@ -208,6 +228,9 @@ class VersionDetail(ResponseBody):
     padding: str | None = Field(
         description="on, or the reason why only texts or tensors of one length are batched; null for tensors without a "
         "sequence_axis."
+    )
+    sequences: SequencesDescription | None = Field(
+        description="States and sequences; null for a model without a state, and while it is not loaded."
     )
     max_batch_size: int
     instances: int
@@ -387,6 +410,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "warm_up": _warm_up(spec),
         "batching": (spec.unbatched_because if spec else None) or "on",
         "padding": _padding(spec),
+        "sequences": _sequences(version, spec, counts.tenant),
         "max_batch_size": slot.limits.max_rows,
         "instances": slot.entry.instances,
         "queue_depth": counts.queue_depth(slot),
@@ -400,6 +424,19 @@ def _padding(spec: ModelSpec | None) -> str | None:
         return None
     reasons = [each.unpadded_because for each in (spec.sequence, spec.text) if each is not None]
     return next((reason for reason in reasons if reason is not None), "on")
+
+
+def _sequences(version: ModelVersion, spec: ModelSpec | None, tenant: str | None) -> dict[str, Any] | None:
+    if spec is None or spec.state is None:
+        return None
+    count, size = sequences_of([version], tenant)
+    return {
+        "states": [asdict(pair) for pair in spec.state.pairs],
+        "count": count,
+        "bytes": size,
+        "max_bytes": spec.state.max_bytes,
+        "idle_timeout_s": spec.state.idle_s,
+    }
 
 
 def _attention(spec: ModelSpec | None) -> str | None:

@@ -9,6 +9,7 @@ from frameworks.core.errors import InvalidInput, UnknownField
 from frameworks.core.settings.adapters import MAX_ADAPTERS, NAME_PATTERN
 from frameworks.core.settings.entries import Isolation, OnnxModelEntry, TorchModelEntry
 from frameworks.core.settings.images import ImageSettings
+from frameworks.core.settings.states import MAX_STATES, StateEntry
 
 ENTRY_EXAMPLE = {"name": "digits-2", "path": "./models/digits"}
 
@@ -49,6 +50,14 @@ _VALUES: dict[str, dict[str, Any]] = {
     "draft_model": {"anyOf": [{"type": "string", "pattern": r"\S"}, _NULL]},
     "pad_values": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _NULL]},
     "image": {"anyOf": [ImageSettings.model_json_schema(), _NULL]},
+    "max_state_bytes": _SIZE,
+    "state": {
+        "anyOf": [
+            {"const": "auto"},
+            {"type": "array", "minItems": 1, "maxItems": MAX_STATES, "items": StateEntry.model_json_schema()},
+            _NULL,
+        ]
+    },
 }
 """Schemas of keys that pydantic cannot describe. Some keys accept more spellings, as "float32" for "f32"."""
 
@@ -81,7 +90,7 @@ def entry_schema() -> dict[str, Any]:
     schemas = []
     for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
         schema = entry_type.model_json_schema()
-        schema.pop("$defs", None)  # of the adapters and images, which _VALUES describes
+        schema.pop("$defs", None)  # of the adapters, images and states, which _VALUES describes
         schema["description"] = (
             "The keys of an entry in config.toml. `path` must be below one of models.roots, or an address within "
             "models.sources."

@@ -3,11 +3,12 @@
 from typing import Any, NamedTuple
 
 from app import VERSION
+from app.protocols.open_inference.datatypes import DATATYPES
 from app.protocols.open_inference.signature import TensorSignature, signature_for, supports_batching
 from frameworks.core.settings.entry_values import VersionPolicy
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelVersion
-from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec
+from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, StateSpec
 
 EXTENSIONS = (
     "classification",
@@ -81,9 +82,29 @@ def model_configuration(info: VersionInfo, default_timeout_ms: int | None) -> di
         "model_transaction_policy": {"decoupled": spec.generation is not None},
         "response_cache": {"enable": slot.entry.cache and spec.generation is None},
     }
-    if is_batched:
+    if spec.state is not None:
+        configuration["sequence_batching"] = _sequence_batching(spec.state)
+    elif is_batched:
         configuration["dynamic_batching"] = _batching(slot, default_timeout_ms)
     return configuration
+
+
+def _sequence_batching(state: StateSpec) -> dict[str, Any]:
+    """Return the fields of ModelSequenceBatching, by which clients find that requests need a sequence."""
+    return {
+        "max_sequence_idle_microseconds": round(state.idle_s * 1e6),
+        "control_input": [],
+        "state": [
+            {
+                "input_name": pair.input,
+                "output_name": pair.output,
+                "data_type": f"TYPE_{DATATYPES[pair.dtype]}",
+                "dims": list(pair.shape),
+            }
+            for pair in state.pairs
+        ],
+        "oldest": {},
+    }
 
 
 def platform_of(framework: str) -> str:

@@ -76,7 +76,10 @@ class ModelConfiguration(ResponseBody):
     model_warmup: list[dict[str, Any]]
     model_transaction_policy: dict[str, bool]
     response_cache: dict[str, bool]
-    dynamic_batching: dict[str, Any] | None = Field(None, description="Absent if max_batch_size is 0.")
+    dynamic_batching: dict[str, Any] | None = Field(
+        None, description="Absent if max_batch_size is 0, and for models with a state."
+    )
+    sequence_batching: dict[str, Any] | None = Field(None, description="Only for models with a state.")
 
 
 class StatisticDuration(ResponseBody):

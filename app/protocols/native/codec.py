@@ -20,7 +20,7 @@ from app.protocols.native.fields import (
 )
 from app.protocols.native.generation import NativeStream, describe_generated, read_generation
 from app.protocols.native.images import read_images
-from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
+from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text, with_sequence
 from app.protocols.native.parameters import decode_merged, has_own_parameters
 from app.protocols.native.tasks import read_task
 from app.protocols.shared.codec import LONG_ELEMENTS, AnswerContext, JsonCodec, Target, elements_of
@@ -162,11 +162,12 @@ def _decode(document: Document, fields: dict[str, Node], spec: ModelSpec) -> Nat
                 field, f"expected a model that reads {field}, got another; {explain_expected_input(spec)}"
             )
         case "inputs":
-            request = read_inputs(document, fields, spec)
+            request = with_sequence(read_inputs(document, fields, spec), document, fields, spec)
         case "prompt" | "messages":
             request, stream = read_generation(document, fields, spec, field)
         case _:
             request, flat = read_input_data(document, fields, spec)
+            request = with_sequence(request, document, fields, spec)
     if len(names) == 1:
         return NativeRequest(field, request, spec, flat)
     priority, timeout_ms = read_priority(fields), read_count(fields, "timeout_ms")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.protocols.shared.bodies import MAX_INT32, ResponseBody
+from app.protocols.shared.bodies import MAX_INT32, Body, ResponseBody
 from app.protocols.shared.fields.constraints import ConstraintFields
 from app.protocols.shared.fields.generation import (
     MAX_TOP_LOGPROBS,
@@ -21,6 +21,7 @@ from app.protocols.shared.fields.generation import (
 )
 from app.protocols.shared.fields.images import Images
 from app.protocols.shared.fields.media import MediaFiles
+from app.protocols.shared.fields.sequences import MAX_ID, MAX_ID_CHARACTERS
 from app.protocols.shared.fields.texts import Texts
 from frameworks.images.headers import FORMATS
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, Vectors
@@ -57,6 +58,14 @@ def drop_null_defaults(schema: dict[str, Any]) -> None:
             described.pop("default", None)
 
 
+class SequenceFields(Body):
+    """The place of a request in a sequence. The steps of one sequence run one after the other."""
+
+    id: Annotated[int, Field(ge=1, le=MAX_ID)] | Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    start: bool = Field(False, description="The first step; it replaces a running sequence of this id.")
+    end: bool = Field(False, description="The last step.")
+
+
 MAX_MIN_VALUE = 1_000_000.0
 """Above the weights of every model of sparse vectors, within float32."""
 
@@ -80,6 +89,10 @@ class InferRequest(GenerationOptions):
         _ABSENT,
         description='Named tensors: nested arrays, or {"data", "shape", "dtype"} with flat or nested data.',
         examples=[{"image": {"data": [0.0, 0.5, 1.0], "shape": [1, 3], "dtype": "float32"}}],
+    )
+    sequence: SequenceFields = Field(
+        _ABSENT,
+        description="The place of input_data or inputs in a sequence, for models with a state; others refuse it.",
     )
     outputs: list[str] = Field(
         _ABSENT,
@@ -166,8 +179,8 @@ GENERATION_INPUTS = frozenset({"prompt", "messages"})
 
 GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
 OPTIONS: dict[str, frozenset[str]] = {
-    "input_data": frozenset({"batch_size", "outputs"}),
-    "inputs": frozenset({"outputs"}),
+    "input_data": frozenset({"batch_size", "outputs", "sequence"}),
+    "inputs": frozenset({"outputs", "sequence"}),
     "text": frozenset(
         {"normalize", "truncate", "top_k", "min_value", "input_type", "dimensions", "vectors", "function_to_apply"}
     ),

@@ -7,6 +7,7 @@ import numpy as np
 from app.protocols.native.fields import MAX_MIN_VALUE
 from app.protocols.native.parameters import read_raw_scores
 from app.protocols.shared.fields.model_inputs import describe_inputs, explain_expected_input
+from app.protocols.shared.fields.sequences import read_step
 from app.protocols.shared.fields.texts import MAX_TEXTS, check_dimensions, check_input_type
 from app.protocols.shared.json.body import Document, Node, describe_type, describe_value
 from app.protocols.shared.json.shapes import check_shape, reshape_flat
@@ -19,6 +20,7 @@ TASK_OPTIONS = (
 )  # fmt: skip
 """Options of texts and images, with the task of their models."""
 _MAX_SHOWN = 100
+_SEQUENCE_FIELDS = ("id", "start", "end")
 
 
 def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest | TensorBatch:
@@ -163,6 +165,24 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
         raise InvalidInput("batch_size", f"expected {rows}, the rows of input_data, got {batch_size}")
     check_shape(tensor.shape, declared.shape, "input_data")
     return TensorBatch({sole.name: tensor}, names), flat
+
+
+def with_sequence(batch: TensorBatch, document: Document, fields: dict[str, Node], spec: ModelSpec) -> TensorBatch:
+    """Read `sequence`, if the body has it. Raises InvalidInput, UnknownField."""
+    if "sequence" not in fields:
+        return batch
+    node = fields["sequence"]
+    if spec.state is None:
+        raise InvalidInput("sequence", "expected none for a model without a state, got one; leave it out")
+    if not document.is_object(node):
+        example = '{"id": 1, "start": true}'
+        raise InvalidInput("sequence", f"expected an object like {example}, got {describe_type(node)}")
+    members = document.members(node, _SEQUENCE_FIELDS, within="sequence.")
+    for name in ("start", "end"):
+        if name in members and members[name] is None:
+            raise InvalidInput(f"sequence.{name}", "expected true or false, got null; leave it out")
+    number, start, end = map(members.get, _SEQUENCE_FIELDS)
+    return batch._replace(sequence=read_step(number, start, end, ("sequence.id", "sequence.start", "sequence.end")))
 
 
 def _refuse_tensors(spec: ModelSpec, input_field: str) -> None:

@@ -106,7 +106,8 @@ class OpenInferenceRequest(Body):
     parameters: dict[str, Any] | None = Field(
         None,
         description="priority: 1 (first) to 9, 0 for the default. timeout: microseconds. binary_data_output: all "
-        "outputs as bytes. Embed models: normalize, truncate, dimensions. Generation models: max_tokens and the other "
+        "outputs as bytes. Models with a state: sequence_id, an integer or a string, sequence_start, sequence_end. "
+        "Embed models: normalize, truncate, dimensions. Generation models: max_tokens and the other "
         "options of generate. Unknown parameters have no effect.",
     )
     model_name: Any = Field(None, description="Ignored; the path names the model.")

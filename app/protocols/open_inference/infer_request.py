@@ -29,6 +29,7 @@ from app.protocols.open_inference.signature import (
 from app.protocols.shared.bodies import MAX_INT32
 from app.protocols.shared.errors import ErrorReply, NotSupported
 from app.protocols.shared.fields.images import check_vector_size
+from app.protocols.shared.fields.sequences import read_step
 from app.protocols.shared.fields.texts import MAX_TEXTS, check_dimensions
 from app.protocols.shared.json.body import describe_value
 from app.protocols.shared.json.shapes import check_shape
@@ -40,11 +41,15 @@ from frameworks.types import (
     LAST_PRIORITY,
     Array,
     ModelSpec,
+    SequenceStep,
     TensorBatch,
     TextRequest,
     TextSpec,
     Value,
 )
+
+SEQUENCE_FIELDS = ("sequence_id", "sequence_start", "sequence_end")
+"""Parameters of the sequence extension, as tritonclient sends them."""
 
 
 def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
@@ -67,8 +72,18 @@ def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
         request = TensorBatch(values, signature.output_names if is_all else tuple([each.name for each in outputs]))
     if not parameters:
         return InferRequest(request, spec, outputs, parsed.id, DEFAULT_PRIORITY, None)
+    if spec.state is not None and type(request) is TensorBatch:
+        request = request._replace(sequence=_read_sequence(parameters))
     priority = read_priority(parameters)
     return InferRequest(request, spec, outputs, parsed.id, priority, read_timeout_ms(parameters))
+
+
+def _read_sequence(parameters: Parameters) -> SequenceStep | None:
+    """Return the step of a sequence; None without an id, and for 0 and an empty one, which name none in Triton."""
+    if parameters.get(SEQUENCE_FIELDS[0]) in (None, 0, ""):
+        return None
+    number, start, end = map(parameters.get, SEQUENCE_FIELDS)
+    return read_step(number, start, end, SEQUENCE_FIELDS)
 
 
 def wants_text_in_parts(request: InferRequest) -> bool:
@@ -107,7 +122,9 @@ def refuse_shared_memory(parameters: Parameters, within: str) -> None:
 
 
 def with_own_field(error: ErrorReply) -> ErrorReply:
-    """Replace the fields `prompt` and `image` of the pipeline by those of this protocol."""
+    """Replace the fields `prompt`, `image` and `sequence` of the pipeline by those of this protocol."""
+    if error.field == "sequence":
+        return error.with_field(SEQUENCE_FIELDS[0])
     if error.field == "prompt":
         return error.with_field(PROMPT_INPUT)
     if error.field is not None and (error.field == IMAGE_INPUT or error.field.startswith(f"{IMAGE_INPUT}[")):

@@ -12,6 +12,7 @@ from frameworks.engine.process.wire.messages import Leave, VersionReport
 from frameworks.engine.threads import EngineThreads
 from frameworks.generation.sequences import StepStats
 from frameworks.models.versions.version import ModelVersion
+from frameworks.scheduling.sequences.state_store import SequenceUse
 
 HOLD_S = 1.0
 """A version that was just loaded is kept for so long until its first request: the one that it was loaded for."""
@@ -87,6 +88,10 @@ class ClientsEngine:
     @property
     def stats(self) -> list[StepStats]:
         return self._engine.stats
+
+    @property
+    def sequences(self) -> SequenceUse:
+        return self._engine.sequences
 
     @property
     def references(self) -> int:

@@ -33,6 +33,7 @@ from frameworks.core.settings.entry_values import (
     without_other_copies,
 )
 from frameworks.core.settings.images import ImageSettings
+from frameworks.core.settings.states import States, without_other_keys
 from frameworks.core.settings.values import (
     GivenTensor,
     ReplicaRange,
@@ -261,6 +262,14 @@ class OnnxModelEntry(ModelEntry):
     image: ImageSettings | None = None
     """How images become the input of the graph, a table of its own. None: as `preprocessor_config.json` beside the
     graph says; without that file, the model reads tensors only."""
+    state: Annotated[States, AfterValidator(without_other_keys)] | None = None
+    """Inputs and outputs that carry a state from one step of a sequence to the next, a table each. `"auto"` finds pairs
+    of one dtype and shape with related names, like `h` and `hn`. None: the model has no state."""
+    max_state_bytes: Annotated[Bytes, Field(ge=1)] = 64 * 1024**2
+    """Models with a state: maximum memory of the states of all sequences; further sequences are refused with 503. It is
+    part of the memory of the model."""
+    max_sequence_idle_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    """Models with a state: a sequence without a step for as long is ended."""
 
 
 class TorchModelEntry(ModelEntry):

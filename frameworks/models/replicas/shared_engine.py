@@ -29,6 +29,7 @@ from frameworks.models.replicas.messages import (
 from frameworks.models.replicas.peers import ConnectionGrants, Peer, PeerLoad, Peers
 from frameworks.models.versions.states import ModelState
 from frameworks.models.versions.version import ModelVersion
+from frameworks.scheduling.sequences.state_store import SequenceUse
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +91,10 @@ class SharedEngine:
     @property
     def stats(self) -> list[StepStats]:
         return self._engine.stats
+
+    @property
+    def sequences(self) -> SequenceUse:
+        return self._engine.sequences
 
     @property
     def is_ready(self) -> bool:

@@ -24,6 +24,7 @@ from frameworks.models.residency.small_models import (
     reason_of_framework,
     reason_of_runs,
     reason_of_size,
+    reason_of_state,
 )
 from frameworks.models.versions.version import ModelVersion
 from frameworks.models.versions.version_folders import FilesState, files_state
@@ -68,7 +69,8 @@ class Loaded:
             return self.model
         model = version.model
         counts, device = model.runs[version.version], model.devices.of(self.spec.device)
-        return start_local_engine(model.engine_settings, self.model, counts, device, model.threads)
+        settings = model.settings_of_load(version.version)
+        return start_local_engine(settings, self.model, counts, device, model.threads)
 
     def close(self) -> None:
         """Release a model that is not started. Call it in the event loop."""
@@ -132,7 +134,8 @@ class Loader:
         """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
         async with self._locked(version, goes_first):
             progress.phase("headers of the files")
-            if version.isolation == "none" and not self._moves(version, reason_of_framework(version.model.framework)):
+            reason = reason_of_framework(version.model.framework) or reason_of_state(version.model.entry)
+            if version.isolation == "none" and not self._moves(version, reason):
                 needs = await asyncio.wrap_future(self._threads.submit(self._needs, version))
                 if not self._moves(version, reason_of_size(needs)):
                     return replace(needs, host_bytes=needs.host_bytes * (1 + self._num_workers))
@@ -252,7 +255,8 @@ class Loader:
             # Another model released memory meanwhile, so the difference is too small.
             taken = version.memory_bytes // (1 + self._num_workers)
         spec = instances[0].spec
-        memory_bytes = max(spec.memory_bytes, taken) * (1 + self._num_workers)
+        states = spec.state_bytes if device.memory_id == "cpu" else 0
+        memory_bytes = (max(spec.memory_bytes, taken) + states) * (1 + self._num_workers)
         return Loaded(
             instances,
             spec,

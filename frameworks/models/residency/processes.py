@@ -110,7 +110,7 @@ class ProcessStarter:
             if process is None:
                 process, _ = await self._measure(version, index)
             try:
-                return await process.load(device, model.engine_settings, engine)
+                return await process.load(device, model.settings_of_load(version.version), engine)
             except BaseException:
                 process.kill("aborted", "its model was not loaded")
                 raise

@@ -6,7 +6,8 @@ from typing import cast
 
 from frameworks.core.devices import Device, ModelNeeds
 from frameworks.core.errors import RoundhouseError
-from frameworks.runtime import BatchModel, LoadedModel
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.runtime import BatchModel, LoadedModel, ModelEntry
 from frameworks.scheduling.batch.inline import LIGHT_S
 from frameworks.types import TensorBatch, Value
 from memory.sizes import format_size
@@ -21,6 +22,11 @@ _MAX_MEASURED_S = 0.05
 def reason_of_framework(framework: str) -> str | None:
     """Return why no model of a framework is loaded in every worker; None for one with small models."""
     return None if framework == "onnx" else f"no {framework} model is small"
+
+
+def reason_of_state(entry: ModelEntry) -> str | None:
+    """Return why a model of this entry cannot be loaded in every worker; None for one without a state."""
+    return "all steps of a sequence meet there" if isinstance(entry, OnnxModelEntry) and entry.state else None
 
 
 def reason_of_size(needs: ModelNeeds) -> str | None:

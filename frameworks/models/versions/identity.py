@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from frameworks.core.settings.adapters import AdapterEntry
@@ -113,6 +113,12 @@ class ModelIdentity:
         return EngineSettings(
             self.name, self.limits, self.ageing_s, entry.token_ids is not None, entry.max_batch_seconds
         )
+
+    def settings_of_load(self, version: str) -> EngineSettings:
+        """Return the same for another load of a version: an earlier one may have had sequences."""
+        # Those of another version too, where requests do not name their version.
+        loads = self.loads.total() if self.entry.version_policy == "latest" else self.loads[version]
+        return replace(self.engine_settings, is_reloaded=loads > 0)
 
 
 _numbers = itertools.count(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from frameworks.core.addresses import SourceAddress
 from frameworks.core.errors import VersionNotFound
 from frameworks.core.settings.adapters import AdapterEntry
-from frameworks.core.settings.entries import Isolation
+from frameworks.core.settings.entries import Isolation, OnnxModelEntry
 from frameworks.generation.sequences import StepStats
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.states import ModelState
@@ -64,6 +64,11 @@ class ModelSlot:
     def has_folders(self) -> bool:
         """Whether its versions are folders of a path; else it has one version."""
         return not self.has_address and not self.identity.is_composite
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its requests are steps of sequences."""
+        return isinstance(self.entry, OnnxModelEntry) and self.entry.state is not None
 
     @property
     def version(self) -> str:

@@ -17,6 +17,7 @@ from frameworks.models.versions.identity import ModelIdentity, new_serving_id
 from frameworks.models.versions.states import LoadFailures, ModelState
 from frameworks.models.versions.version_folders import FilesState
 from frameworks.scheduling.admission import Permit
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.types import Array, ModelSpec
 
 if TYPE_CHECKING:
@@ -194,8 +195,8 @@ class ModelVersion:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a request holds a reference, here or in another process."""
-        return self.references > 0
+        """Whether a request holds a reference, here or in another process, or a sequence has a state."""
+        return self.references > 0 or bool(self.sequences)
 
     @property
     def seconds_unused(self) -> float | None:
@@ -289,6 +290,11 @@ class ModelVersion:
     def step_stats(self) -> list[StepStats]:
         """The stats of each instance of a generating model; empty for other models."""
         return self._engine.stats if self._engine is not None else []
+
+    @property
+    def sequences(self) -> SequenceUse:
+        """The sequences of a model with a state, by tenant; empty for other models."""
+        return self._engine.sequences if self._engine is not None else {}
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an idle instance holds sequences or memory of requests."""

@@ -22,7 +22,7 @@ from frameworks.scheduling.batch.tenant_accounting import BatchAccounting, Costs
 from frameworks.scheduling.batch.trials.trial_runs import LearningRuns
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
-from frameworks.scheduling.merging.rows import Part, follow_rows, signature_of, split_request
+from frameworks.scheduling.merging.rows import Part, follow_rows, signature_of, split_request, with_scalars
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
 
 # A worker computes one batch and may hold the next one. With several tenants it does not: a request that arrives
@@ -109,7 +109,11 @@ class Dispatcher:
         and with what the model raises.
         """
         spec = self._spec
-        signature = signature_of(batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text)
+        if spec.equal_inputs and isinstance(batch, TensorBatch):
+            batch = batch._replace(inputs=with_scalars(batch.inputs, spec.equal_inputs))
+        signature = signature_of(
+            batch, spec.batched_inputs, spec.sequence, self._all_outputs, spec.text, spec.equal_inputs
+        )
         future: asyncio.Future[Outputs] = self._loop.create_future()
         share = self._share if tenant is self._share.tenant else self._share_of(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)

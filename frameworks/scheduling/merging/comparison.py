@@ -22,6 +22,11 @@ _MAX_ORDINARY = 1000.0
 def reason_not_batchable(spec: ModelSpec) -> str | None:
     """Return None if the declared shapes allow rows of several requests in one run, else the reason."""
     given = trial_inputs(spec)
+    if spec.state is not None:
+        if spec.state.rows_axis:
+            return f'the rows of input "{spec.state.rows_input}" are not its first dimension'
+        # Scalars, which have no shape: steps with equal ones share a batch.
+        given = [declared for declared in given if declared.shape]
     for declared in given:
         if not isinstance(declared.type, TensorType) or not declared.shape or declared.shape[0] != -1:
             return f'input "{declared.name}" has no free first dimension'

@@ -1,6 +1,6 @@
 """Split requests into parts for batches, merge parts into batches, and assemble the outputs of a request."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -46,11 +46,13 @@ def signature_of(
     sequence: SequenceSpec | None = None,
     all_outputs: tuple[str, ...] = (),
     text: TextSpec | None = None,
+    equal_inputs: frozenset[str] = frozenset(),
 ) -> BatchSignature:
     """Return the signature of a batch. Texts share a run, unless padding changes those of the model of `text`.
 
     `batched_inputs`: tensors share a run only if all of them are named here and have equal numbers of rows. A
     broadcast tensor has no rows of its own. `all_outputs`: those of the model, which a batch without names has too.
+    `equal_inputs`: scalars that have to be equal in all requests of a run.
     """
     if isinstance(batch, TokenBatch):
         longest = max(1, max(map(len, batch.token_ids), default=1))
@@ -70,7 +72,10 @@ def signature_of(
     shape: list[Hashable] = []
     for name, value in batch.inputs.items():
         if not isinstance(value, np.ndarray) or not value.ndim:
-            shares = False
+            if isinstance(value, np.ndarray) and name in equal_inputs and value.dtype.kind != "O":
+                shape.append((name, value.dtype.char, value.tobytes()))
+            else:
+                shares = False
             continue
         dimensions = value.shape
         if rows == -1:
@@ -82,6 +87,16 @@ def signature_of(
         shape.sort(key=str)
     names = batch.output_names or all_outputs
     return BatchSignature(max(1, rows), elements or 1, (names, *shape), shares and rows > 0)
+
+
+def with_scalars(inputs: dict[str, Value], names: Collection[str]) -> dict[str, Value]:
+    """Return inputs with a scalar for each of `names` that has one element in any shape."""
+    found = {
+        name: value.reshape(())
+        for name in names
+        if isinstance(value := inputs.get(name), np.ndarray) and value.ndim and value.size == 1
+    }
+    return {**inputs, **found} if found else inputs
 
 
 def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tuple[int, Iterator[Part]]:
@@ -146,7 +161,9 @@ def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None, arrays
         join = arrays.concatenate if arrays else np.concatenate
         joined = {
             name: join([value for each in tensors if isinstance(value := each[name], np.ndarray)])
-            for name in first.inputs
+            if not isinstance(of_first, np.ndarray) or of_first.ndim
+            else of_first
+            for name, of_first in first.inputs.items()
         }
     return TensorBatch(joined, first.output_names)
 
@@ -283,4 +300,6 @@ def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 def _rows(value: Value, at: int, rows: int) -> Value:
     """Return rows of a tensor, or the items of a sequence with one item for each row (of ZipMap)."""
+    if isinstance(value, np.ndarray) and not value.ndim:
+        return value
     return value[at : at + rows] if isinstance(value, np.ndarray | list) else value

@@ -16,7 +16,16 @@ from frameworks.images.spec import ImageSpec
 from frameworks.models.versions.identity import ModelIdentity
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.types import MapType, ModelSpec, SequenceSpec, TensorType, TextSpec, ValueSpec
+from frameworks.types import (
+    MapType,
+    ModelSpec,
+    SequenceSpec,
+    StatePair,
+    StateSpec,
+    TensorType,
+    TextSpec,
+    ValueSpec,
+)
 
 CALLER = Caller("http://127.0.0.1:8080")
 TENSOR = ModelSpec("onnx", "tensor", (), (), "cpu", "float32", 0)
@@ -46,6 +55,18 @@ def tensor(name: str, dtype: str, *shape: int, required: bool = True) -> ValueSp
 def body_of(line: str) -> Any:
     words = shlex.split(line)
     return json.loads(words[words.index("-d") + 1])
+
+
+def test_model_with_state_gets_whole_sequence() -> None:
+    state = StateSpec((StatePair("h", "hn", "float32", (-1, 2), 0),), 1024, 1.0)
+    body = body_of(line_of(tensor_spec(tensor("x", "float32", -1, 3), state=state)))
+    assert body == {
+        "model_name": "m",
+        "input_data": [[0, 0, 0]],
+        "sequence": {"id": 1, "start": True, "end": True},
+    }
+    long = line_of(tensor_spec(tensor("x", "float32", -1, 300), state=state))
+    assert "\"sequence\": {'id': 1, 'start': True, 'end': True}" in shlex.split(long)[2]
 
 
 def line_of(spec: ModelSpec, **entry: Any) -> str:

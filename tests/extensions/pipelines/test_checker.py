@@ -1,8 +1,10 @@
 """Test the checker: every fault of wiring, keys and types is found, all at once, with its place."""
 
+from dataclasses import replace
+
 import pytest
 
-from frameworks.types import TensorType
+from frameworks.types import StatePair, StateSpec, TensorType
 from tests.support.pipelines import call, checked, faults_of, pipeline, step, tensor_spec, text_spec
 
 AB = {"a": tensor_spec(4, 3), "b": tensor_spec(3, 2)}
@@ -146,6 +148,14 @@ class TestChecker:
         [fault] = faults_of(entry, {"llm": text_spec("generate")})
         assert fault == (
             "steps[0].model: expected a model with tensors or scores, got one that generates text; leave it out"
+        )
+
+    def test_model_with_state_is_refused(self) -> None:
+        entry = pipeline(["x"], {"y": "one"}, call("one", "vad", {"x": "x"}))
+        state = StateSpec((StatePair("h", "hn", "float32", (-1, 2), 0),), 1024, 1.0)
+        [fault] = faults_of(entry, {"vad": replace(tensor_spec(4, 3), state=state)})
+        assert fault == (
+            "steps[0].model: expected a model without a state, as a pipeline has no sequences; leave it out"
         )
 
     def test_labels_of_a_model_are_its_own(self) -> None:

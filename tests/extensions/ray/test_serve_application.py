@@ -69,6 +69,8 @@ def test_settings_without_meaning_refused(tmp_path: Path) -> None:
     text = CONFIG.replace("18080", "0\nworkers = 2").replace('"cuda"', '["cuda:0", "cuda:1"]')
     with pytest.raises(ConfigError) as refused:
         check_for_ray(loaded_from(tmp_path, text + 'isolation = "process"\nmax_batch_seconds = 1.0\n'))
+    with pytest.raises(ConfigError, match="no model with a state on Ray"):
+        check_for_ray(loaded_from(tmp_path, '[[models.onnx_models]]\nname = "a"\npath = "a.onnx"\nstate = "auto"\n'))
     for key in ("server.port", "server.workers", "torch_models[0].device", "torch_models[0].max_batch_seconds"):
         assert key in str(refused.value)
 

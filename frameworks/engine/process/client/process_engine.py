@@ -40,6 +40,7 @@ from frameworks.engine.process.wire.serialization import spec_from_plain
 from frameworks.generation.sequences import StepStats
 from frameworks.generation.types import GenerateRequest
 from frameworks.scheduling.batch.request import Outputs
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import DEFAULT_PRIORITY, Array, ModelSpec, SentBatch
 from frameworks.types import Answer as ModelAnswer
@@ -86,6 +87,8 @@ class ProcessEngine:
         self._numbers = itertools.count(1)
         self._watch: HangWatch | None = None
         self._stats: StepStats | None = None
+        self.sequences: SequenceUse = {}
+        """As Engine.sequences; of the owner of the process only."""
         self._restart: asyncio.Task[None] | None = None
         self._load_s = 0.0
         # The compilation of kernels in the process.
@@ -299,6 +302,7 @@ class ProcessEngine:
             self._watch = None
         link, self._calls.link = self._calls.link, None
         self._stats = None
+        self.sequences = {}
         self._end_work()
         return link
 
@@ -338,6 +342,8 @@ class ProcessEngine:
         add_counts(self._counts, message)
         if message.stats is not None:
             self._stats = message.stats
+        if message.sequences is not None:
+            self.sequences = message.sequences
 
     def _note_spec(self, message: SpecLearned) -> None:
         self._use_spec(spec_from_plain(message.spec))

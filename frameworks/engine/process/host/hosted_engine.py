@@ -93,10 +93,11 @@ class HostedEngine:
     def send_counts(self) -> None:
         """Send what has grown since the last message to the reporter, and a spec that was learned to all clients."""
         self.counted_s = self._loop.time()
-        assert self.engine is not None
+        engine = self.engine
+        assert engine is not None
         reporter = self.reporter
         if reporter is not None:
-            counts = self._growth.take(self.engine.stats)
+            counts = self._growth.take(engine.stats, None if engine.steps is None else engine.sequences)
             if counts is not None:
                 reporter.sender.send(counts)
         self._send_spec()
@@ -118,6 +119,9 @@ class HostedEngine:
         engine = start_local_engine(settings, hosted.instances, self._growth.counts, hosted.device, self._threads)
         self.engine, self.name = engine, settings.name
         self._loaded_spec = self._sent_spec = engine.model.spec
+        if engine.steps is not None:
+            # Sequences also end without a request.
+            engine.steps.on_change = self._note_sequences
         self._look_at_kernels()
         return Loaded(engine.model.spec, hosted.memory_bytes, hosted.load_s, hosted.warm_up_s)
 
@@ -131,6 +135,10 @@ class HostedEngine:
                 # A channel that opens gets it from `describe`.
                 if client.sender.is_open:
                     client.sender.send(SpecLearned(spec))
+
+    def _note_sequences(self) -> None:
+        if self.tick is None and not self._is_over:
+            self.start_reports()
 
     def _look_at_kernels(self) -> None:
         if self._is_over:

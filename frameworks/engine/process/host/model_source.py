@@ -76,7 +76,8 @@ class ModelSource:
             registry.prepare(device)
             loaded = load_instances(registry, entry, path, device, devices)
         taken = proportional_bytes() if device.memory_id == "cpu" else used_bytes(path, device, devices) - before
-        memory_bytes = max(loaded.instances[0].spec.memory_bytes, taken)
+        spec = loaded.instances[0].spec
+        memory_bytes = max(spec.memory_bytes, taken) + (spec.state_bytes if device.memory_id == "cpu" else 0)
         return HostedModel(
             loaded.instances, SharedDevice(PooledArrays(pool)), memory_bytes, loaded.load_s, loaded.warm_up_s
         )

@@ -7,6 +7,7 @@ from frameworks.engine.contract import RunCounts
 from frameworks.engine.process.wire.messages import BatchDeltas, Counts, StepDeltas
 from frameworks.generation.sequences import StepStats
 from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.sequences.state_store import SequenceUse
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens
 
@@ -24,16 +25,22 @@ class CountsDelta:
         self.counts = RunCounts()
         """The engine adds to it; `take` sets it to zero."""
         self._stats: StepStats | None = None
+        self._sequences: SequenceUse = {}
 
-    def take(self, stats: Sequence[StepStats]) -> Counts | None:
-        """Return the growth since the last call; None if nothing has changed. `stats`: of each instance."""
+    def take(self, stats: Sequence[StepStats], sequences: SequenceUse | None = None) -> Counts | None:
+        """Return the growth since the last call; None if nothing has changed. `stats`: of each instance. `sequences`:
+        of a model with a state.
+        """
         batches, steps = _take_batches(self.counts.batches), _take_steps(self.counts.generated)
         current = _sum(stats)
         changed = None if current == self._stats else current
         self._stats = current
-        if batches is None and steps is None and changed is None:
+        changed_sequences = None
+        if sequences is not None and sequences != self._sequences:
+            self._sequences = changed_sequences = sequences
+        if batches is None and steps is None and changed is None and changed_sequences is None:
             return None
-        return Counts(batches, steps, changed)
+        return Counts(batches, steps, changed, changed_sequences)
 
 
 def add_counts(counts: RunCounts, message: Counts) -> None:

@@ -224,11 +224,14 @@ class StepDeltas(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Counts(ChannelMessage, frozen=True):
-    """Growth of the engine's counts, and its state after the last step; None where nothing has changed."""
+    """Growth of the engine's counts, its state after the last step, and its sequences by tenant; None where nothing has
+    changed.
+    """
 
     batches: BatchDeltas | None = None
     steps: StepDeltas | None = None
     stats: StepStats | None = None
+    sequences: dict[str, tuple[int, int]] | None = None
 
 
 class SpecLearned(ChannelMessage, frozen=True):

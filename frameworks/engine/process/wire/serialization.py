@@ -39,6 +39,7 @@ from frameworks.types import (
     MultiVectorAnswer,
     PairRequest,
     ScoreAnswer,
+    SequenceStep,
     SparseAnswer,
     TensorBatch,
     TextRequest,
@@ -107,18 +108,27 @@ _T = TypeVar("_T")
 def request_to_plain(request: SentRequest) -> Plain:
     """Return the plain value of a request. It shares the arrays and lists of the request."""
     if type(request) is TensorBatch:
-        return (_TENSORS, request.inputs, request.output_names)
+        return (_TENSORS, request.inputs, request.output_names, request.sequence)
     return _named(request, _REQUESTS)
 
 
 def request_from_plain(plain: object) -> SentRequest:
     """Return the request. Raises ProtocolError for a damaged one."""
     match plain:
-        case ["TensorBatch", dict() as inputs, None | list() as names]:
+        case ["TensorBatch", dict() as inputs, None | list() as names, step]:
             if names is not None and not _NAME_TYPES.issuperset(map(type, names)):
                 raise ProtocolError("request: expected names of outputs, got other values")
-            return TensorBatch(_checked_values(inputs), None if names is None else tuple(names))
+            return TensorBatch(_checked_values(inputs), None if names is None else tuple(names), _step_from_plain(step))
     return _built(plain, _REQUESTS, "request")
+
+
+def _step_from_plain(plain: object) -> SequenceStep | None:
+    match plain:
+        case None:
+            return None
+        case [int() | str() as number, bool() as start, bool() as end] if not isinstance(number, bool):
+            return SequenceStep(number, start, end)
+    raise ProtocolError("request: expected the step of a sequence, got other values")
 
 
 def answer_to_plain(answer: SentAnswer) -> Plain:

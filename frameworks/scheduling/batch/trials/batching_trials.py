@@ -16,7 +16,7 @@ import structlog
 from frameworks.core.errors import RoundhouseError
 from frameworks.scheduling.merging.comparison import is_close, reason_not_batchable, tolerance_of, trial_inputs
 from frameworks.scheduling.merging.padding import missing_mask
-from frameworks.scheduling.merging.rows import follow_rows, merge, signature_of, split_outputs
+from frameworks.scheduling.merging.rows import follow_rows, merge, signature_of, split_outputs, with_scalars
 from frameworks.types import Batch, ModelSpec, SequenceSpec, TensorBatch, Value
 
 log = structlog.get_logger(__name__)
@@ -76,14 +76,20 @@ class RecentRequests:
         return len(self._kept)
 
     def replace(
-        self, batch: TensorBatch, inputs: frozenset[str], sequence: SequenceSpec | None
+        self,
+        batch: TensorBatch,
+        inputs: frozenset[str],
+        sequence: SequenceSpec | None,
+        equal: frozenset[str] = frozenset(),
     ) -> tuple[TensorBatch | None, TensorBatch]:
         """Keep a request. Return the request that could share a run with it and was kept before, and this one, both
         with their mask.
         """
         if sequence is not None and (mask := missing_mask(batch.inputs, sequence)) is not None:
             batch = TensorBatch({**batch.inputs, **mask}, batch.output_names)
-        signature = signature_of(batch, inputs, sequence)
+        if equal:
+            batch = batch._replace(inputs=with_scalars(batch.inputs, equal))
+        signature = signature_of(batch, inputs - equal, sequence, equal_inputs=equal)
         arrays = [value for value in batch.inputs.values() if isinstance(value, np.ndarray)]
         is_small = signature.rows * 2 <= self._max_rows and sum(map(_size, arrays)) <= _MAX_REQUEST_BYTES
         if not signature.shares or not is_small or batch.inputs.keys() != inputs:
@@ -135,8 +141,11 @@ class BatchLearner:
         """`max_rows`: of a batch."""
         self._name = name
         self.spec = spec
-        is_possible = reason_not_batchable(spec) is None
-        self._inputs = frozenset(declared.name for declared in trial_inputs(spec)) if is_possible else frozenset()
+        # The states of a sequence are rows too.
+        of_graph = spec.with_states
+        is_possible = reason_not_batchable(of_graph) is None
+        self._inputs = frozenset(each.name for each in trial_inputs(of_graph)) if is_possible else frozenset()
+        self._equal = frozenset(each.name for each in trial_inputs(of_graph) if not each.shape) & self._inputs
         self._agreed: Counter[str] = Counter()
         self._recent = RecentRequests(max_rows)
         self._answered = 0
@@ -157,11 +166,11 @@ class BatchLearner:
             names = ", ".join(sorted(self._undecided))
             self._finish(f"the requests were too large, or too much alike, to compare their rows of {names}")
             return None
-        other, batch = self._recent.replace(batch, self._inputs, self.spec.sequence)
+        other, batch = self._recent.replace(batch, self._inputs, self.spec.sequence, self._equal)
         if other is None or self._answered < self._next_pair:
             return None
         # Either of the two may be the first: a graph that reads only the first row must not agree.
-        pair = RowPair(self.spec, (other, batch) if self._agreed.total() % 2 else (batch, other))
+        pair = RowPair(self.spec.with_states, (other, batch) if self._agreed.total() % 2 else (batch, other))
         if self._undecided.isdisjoint(pair.differs_in):
             return None
         self._next_pair = self._answered + SPACING
@@ -172,7 +181,7 @@ class BatchLearner:
     def _undecided(self) -> frozenset[str]:
         """The inputs in which too few pairs have differed. A mask may be 1 in all requests."""
         mask = self.spec.sequence.mask if self.spec.sequence else None
-        needed = self._inputs - {mask.name} if mask else self._inputs
+        needed = self._inputs - self._equal - ({mask.name} if mask else set())
         return frozenset(name for name in needed if self._agreed[name] < AGREEMENTS)
 
     def conclude(self, pair: Pair) -> None:
@@ -188,14 +197,22 @@ class BatchLearner:
 
     def _finish(self, because: str | None) -> None:
         self.is_done = True
-        batched = self._inputs if because is None else frozenset[str]()
-        self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because, learns_batching=False)
+        batched, equal = (self._inputs, self._equal) if because is None else (frozenset[str](), frozenset[str]())
+        self.spec = replace(
+            self.spec,
+            batched_inputs=batched - equal,
+            equal_inputs=equal,
+            unbatched_because=because,
+            learns_batching=False,
+        )
         if self._inputs:
             log.info("learned from requests", model=self._name, batching=because or "on")
 
 
 def _has_equal_first_row(one: Value, other: Value) -> bool:
-    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one[:1], other[:1])
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return False
+    return not one.ndim or np.array_equal(one[:1], other[:1])
 
 
 def _size(array: np.ndarray) -> int:

@@ -21,6 +21,7 @@ from memory.tensor_pool import TensorPool
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon
 from tests.support.models.onnx_graphs import add, save
+from tests.support.models.onnx_recurrent import running_sum
 
 pytestmark = pytest.mark.extended
 
@@ -79,6 +80,12 @@ async def test_model_above_small_bytes_gets_process(graph: Path, monkeypatch: py
         with capture_logs() as logs:
             await manager.load("m")
         assert MOVED not in [line["event"] for line in logs]
+
+
+@in_loop
+async def test_model_with_state_gets_process(tmp_path: Path) -> None:
+    async with managed(save(running_sum(), tmp_path / "sum.onnx"), state="auto") as manager:
+        assert await reason_to_move(manager) == "all steps of a sequence meet there"
 
 
 @in_loop

@@ -141,14 +141,22 @@ def test_constraint_of_unknown_kind_raises_protocol_error() -> None:
 @pytest.mark.parametrize("inputs", [{"x": b"raw"}, {"x": [b"raw"]}, {1: None}, {"x": {b"k": 1}}, {"x": [{1.5: 2}]}])
 def test_tensors_of_other_values_raise_protocol_error(inputs: object) -> None:
     with pytest.raises(ProtocolError, match="tensors"):
-        request_from_plain(["TensorBatch", inputs, None])
+        request_from_plain(["TensorBatch", inputs, None, None])
     with pytest.raises(ProtocolError, match="tensors"):
         answer_from_plain(["outputs", inputs])
 
 
 def test_output_names_of_other_values_raise_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="names of outputs"):
-        request_from_plain(["TensorBatch", {}, [1]])
+        request_from_plain(["TensorBatch", {}, [1], None])
+
+
+@pytest.mark.parametrize(
+    "step", [[1, True], [1.5, True, False], [True, True, False], [1, 1, False], "1", [1, True, None]]
+)
+def test_steps_of_other_values_raise_protocol_error(step: object) -> None:
+    with pytest.raises(ProtocolError, match="step of a sequence"):
+        request_from_plain(["TensorBatch", {}, None, step])
 
 
 def test_embeddings_without_array_raise_protocol_error() -> None:
