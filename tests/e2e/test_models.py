@@ -19,7 +19,7 @@ from tests.support.models import onnx_graphs
 
 DESCRIBED = {
     "name", "aliases", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized",
-    "quantization", "kernels", "awaits_kernels", "progress", "attention", "vision", "graphs", "downloadable",
+    "quantization", "kernels", "awaits_kernels", "progress", "attention", "vision", "source", "graphs", "downloadable",
     "memory_bytes", "warm_up", "inputs", "outputs", "vectors", "other_vectors", "reads", "parameters", "image",
     "last_used", "requests",
 }  # fmt: skip

@@ -105,6 +105,7 @@ NOT_HERE = {
     },
     "OpenAiModel": {"root", "parent"},
     "Health": {"collections"},
+    "ModelConfiguration": {"sequence_batching"},
 }  # fmt: skip
 MANAGEMENT = (
     *("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback"),
