@@ -87,6 +87,8 @@ RULES = {
     "proposed_tokens": OWN,
     "accepted_tokens": OWN,
     "sequences": OWN,
+    "state_sequences": OWN,
+    "state_bytes": OWN,
     "kv_cache_bytes": OWN,
     "time_to_first_token_seconds": SUM,
     "inter_token_seconds": SUM,

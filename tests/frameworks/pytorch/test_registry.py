@@ -145,17 +145,19 @@ def _save_t5(folder: Path) -> None:
 
 
 class TestRefusals:
-    def test_encoder_decoder_is_refused(self, copied: FolderMaker) -> None:
+    def test_encoder_decoder_with_experts_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(_save_t5)
         write_tokenizer(folder)
+        change_json(folder / "config.json", architectures=["NllbMoeForConditionalGeneration"])
         message = refusal(folder)
-        assert "expected an encoder (embed, classify) or a causal language model (generate), got T5ForCond" in message
+        assert "expected an encoder (embed, classify) or a model that generates text, one of Bart" in message
+        assert "got NllbMoeForConditionalGeneration" in message
 
     def test_encoder_decoder_without_head_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(_save_t5)
         write_tokenizer(folder)
         change_json(folder / "config.json", architectures=["T5Model"])
-        assert "causal language model (generate), got T5Model" in refusal(folder)
+        assert "or a causal language model, got T5Model" in refusal(folder)
 
     @pytest.mark.parametrize("head", ["ForMultipleChoice", "ForNextSentencePrediction"])
     def test_class_of_other_task_is_refused(self, copied: FolderMaker, head: str) -> None:
