@@ -15,6 +15,7 @@ from frameworks.core.timings import Timings
 from frameworks.engine.adapter_uses import AdapterUse
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.generation_limits import (
+    check_beams,
     check_options_of_source,
     check_prompt_logprobs,
     check_source,
@@ -310,6 +311,8 @@ def _sequences(
     for i in range(len(prepared.prompts)):
         prompt = _prompt_of(request, prepared, i, spec)
         max_tokens = max_tokens_of(request, i, prompt.text_ids, spec.max_context_tokens)
+        if spec.source is not None:
+            check_beams(request, spec.source, len(prepared.prompts[i]), max_tokens)
         seed = secrets.randbelow(_SEEDS) if request.sampling.seed is None else request.sampling.seed
         first = SequenceRequest(
             0,

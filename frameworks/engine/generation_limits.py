@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 
 from frameworks.core.errors import InvalidInput
+from frameworks.generation.sources import SourceSpec
 from frameworks.generation.types import Conversation, GenerateRequest, Prompt
 
 MAX_SEQUENCES = 128
@@ -105,6 +106,20 @@ def check_options_of_source(request: GenerateRequest) -> None:
     for field, value in given.items():
         if value is not None and value is not False:
             raise InvalidInput(field, remedy)
+
+
+def check_beams(request: GenerateRequest, source: SourceSpec, source_tokens: int, max_tokens: int) -> None:
+    """Raise InvalidInput for beams that do not fit the KV cache alone: such a search would never end."""
+    beams = request.sampling.beams
+    if beams is None:
+        return
+    needed = source.blocks_of(source_tokens, max_tokens, beams.num_beams)
+    if needed > source.num_blocks:
+        raise InvalidInput(
+            "num_beams",
+            f"expected beams that take at most {source.num_blocks} blocks of the KV cache, got {beams.num_beams} of "
+            f"{max_tokens} tokens, which take {needed}; ask for fewer beams or tokens",
+        )
 
 
 def check_source(request: GenerateRequest, prompt_index: int, source_ids: tuple[int, ...], most: int) -> None:

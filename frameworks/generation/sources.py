@@ -38,6 +38,13 @@ class SourceSpec:
     source_languages: tuple[str, ...] = ()
     target_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     named_targets: frozenset[str] = frozenset()
+    num_blocks: int = 1 << 30
+    """Blocks of the KV cache, of all texts."""
+
+    def blocks_of(self, source_tokens: int, new_tokens: int, num_beams: int) -> int:
+        """Return the blocks of a source and of the longest texts of its beams."""
+        text_blocks = -(-(len(self.decoder_prompt) + new_tokens) // self.block_tokens)
+        return -(-source_tokens // self.block_tokens) + num_beams * text_blocks
 
     @property
     def target_languages(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def load_encoder_decoder(load: GeneratorLoad) -> ServedModel:
     cache = _cache_of(load, shape, device)
     max_text_tokens = min(shape.max_text_tokens, (cache.blocks - 1) * BLOCK_TOKENS)
     max_source_tokens = min(shape.max_source_tokens, cache.blocks * BLOCK_TOKENS - max_text_tokens)
-    source = _source_of(load, shape, max_source_tokens, max_text_tokens)
+    source = _source_of(load, shape, max_source_tokens, max_text_tokens, cache.blocks)
     trial = EncoderDecoderTrial(model, folder, shape.vocabulary_size, source, max_text_tokens)
     needs.wait_for(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels)
@@ -84,7 +84,9 @@ def load_encoder_decoder(load: GeneratorLoad) -> ServedModel:
     )
 
 
-def _source_of(load: GeneratorLoad, shape: EncoderDecoderShape, max_source: int, max_text: int) -> SourceSpec:
+def _source_of(
+    load: GeneratorLoad, shape: EncoderDecoderShape, max_source: int, max_text: int, cache_blocks: int
+) -> SourceSpec:
     """Return how prompts are read, by the files of the folder. Raises InvalidModel."""
     settings = source_settings(load.folder, shape.vocabulary_size)
     prompt = settings.decoder_prompt
@@ -107,6 +109,7 @@ def _source_of(load: GeneratorLoad, shape: EncoderDecoderShape, max_source: int,
         tuple(languages.sources),
         languages.targets,
         languages.named_targets,
+        cache_blocks,
     )
 
 
