@@ -1,1 +1,1 @@
-"""Audio and video: decode files within bounds by PyAV, the extra `media`."""
+"""Audio and video: decode files within bounds, and encode sounds, by PyAV, the extra `media`."""
