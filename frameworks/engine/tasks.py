@@ -74,7 +74,7 @@ class TaskService:
             try:
                 items = await self._threads.run_task(_size_of(task_input), pipeline.prepare, task_input, parameters)
             except InvalidInput as error:
-                raise _at(error, position, len(request.inputs)) from None
+                raise at_position(error, position, len(request.inputs)) from None
             finally:
                 run.timings.decoded(begun_s, time.perf_counter())
             self._input_bytes = max(self._input_bytes, sum(item.nbytes for item in items))
@@ -131,7 +131,7 @@ def _size_of(task_input: dict[str, Any]) -> int | None:
     return size
 
 
-def _at(error: InvalidInput, position: int, count: int) -> InvalidInput:
+def at_position(error: InvalidInput, position: int, count: int) -> InvalidInput:
     """Return the error of one input under its position, if there are several inputs."""
     if count == 1 or error.field.startswith("parameters"):
         return error

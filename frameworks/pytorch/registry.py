@@ -98,10 +98,11 @@ class TorchRegistry:
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
         """As Registry.needs."""
         assert isinstance(entry, TorchModelEntry)
-        if find_task(path, entry.task) is not None:
+        task = find_task(path, entry.task)
+        if task is not None:
             weights, rows = read_weight_files(path), self._needed_bytes.max_rows(entry)
             sizes = [DTYPES[dtype_of_weights(entry, weights, kind)].itemsize for kind in ("cpu", "cuda")]
-            host_bytes, accelerator_bytes = (task_bytes(path, weights, rows, size) for size in sizes)
+            host_bytes, accelerator_bytes = (task_bytes(path, task, weights, rows, size) for size in sizes)
             return ModelNeeds(host_bytes, accelerator_bytes, entry.device, _usable_accelerators())
         sides = read_sides(path)
         if sides is not None:

@@ -59,6 +59,7 @@ _BY_TASK: dict[str, tuple[str, ...]] = {
         "VideoPrismClipModel",
     ),
     "zero-shot-audio-classification": ("ClapModel",),
+    "text-to-audio": ("VitsModel",),
     "mask-generation": ("EdgeTamModel", "Sam2Model", "Sam3TrackerModel", "SamHQModel", "SamModel"),
     "audio-classification": (
         "Data2VecAudioForSequenceClassification",
@@ -111,6 +112,7 @@ OTHER_NAMES: dict[str, str] = {
     "text-generation": "generate",
     **dict.fromkeys(_OF_ENCODER_DECODERS, "generate"),
     "ner": "token-classification",
+    "text-to-speech": "text-to-audio",
 }
 """Names that the hub has for tasks: other ones for those of the server."""
 SERVED = f"the tasks served are {', '.join(sorted((*TASKS, *_OF_ENCODER_DECODERS)))}, and text-generation"
@@ -132,6 +134,25 @@ NOT_SERVED: dict[str, str] = dict.fromkeys(
         "Sam3VideoModel",
     ),
     _NEEDS_TORCHVISION,
+) | dict.fromkeys(
+    (
+        "BarkModel",
+        "CsmForConditionalGeneration",
+        "DiaForConditionalGeneration",
+        "FastSpeech2ConformerModel",
+        "FastSpeech2ConformerWithHifiGan",
+        "GradiumPhononTTSForConditionalGeneration",
+        "HiggsAudioV2ForConditionalGeneration",
+        "MusicgenForConditionalGeneration",
+        "MusicgenMelodyForConditionalGeneration",
+        "PocketTTSForConditionalGeneration",
+        "SeamlessM4TForTextToSpeech",
+        "SeamlessM4Tv2ForTextToSpeech",
+        "SpeechT5ForTextToSpeech",
+        "SpeechT5HifiGan",
+        "VibeVoiceForConditionalGeneration",
+    ),
+    "text-to-audio is served for VitsModel only; serve one, as of facebook/mms-tts-eng",
 )
 """Classes that are refused by name at load, with the reason."""
 # They embed images and texts unless the entry names the task.

@@ -13,6 +13,8 @@ MAX_TEXT_CHARACTERS = 200_000
 MAX_QUESTION_CHARACTERS = 10_000
 MAX_CELLS = 10_000
 """Cells of a table, and words of a document."""
+MAX_LONGEST_TEXTS = 8
+"""As many characters as so many of the longest texts may a request have, where a task bounds its texts."""
 MAX_ROWS = 20_000
 """Inputs times candidate labels of one request."""
 
@@ -26,9 +28,10 @@ def build_request(
 
     Raises InvalidInput, UnknownField.
     """
-    if not 1 <= len(inputs) <= MAX_INPUTS:
+    most = spec.max_inputs or MAX_INPUTS
+    if not 1 <= len(inputs) <= most:
         raise InvalidInput(
-            fields[0] if fields else (*spec.inputs, "text")[0], f"expected 1 to {MAX_INPUTS} inputs, got {len(inputs)}"
+            fields[0] if fields else (*spec.inputs, "text")[0], f"expected 1 to {most} inputs, got {len(inputs)}"
         )
     labels = len(parameters.get("candidate_labels") or (None,))
     if len(inputs) * labels > MAX_ROWS:
@@ -36,9 +39,10 @@ def build_request(
             "parameters.candidate_labels",
             f"expected at most {MAX_ROWS} inputs times labels, got {len(inputs)} times {labels}; split the request",
         )
-    return TaskRequest(
-        [_checked(spec, given, field, parameters) for given, field in zip(inputs, fields, strict=True)], parameters
-    )
+    _check_all(spec, inputs, fields)
+    checked = [_checked(spec, given, field, parameters) for given, field in zip(inputs, fields, strict=True)]
+    is_random = bool(spec.random_without) and spec.random_without not in parameters
+    return TaskRequest(checked, parameters, is_random)
 
 
 def _checked(spec: TaskSpec, given: Mapping[str, Any], field: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,11 +65,25 @@ def _checked(spec: TaskSpec, given: Mapping[str, Any], field: str, parameters: M
         elif name == "text" and parameters.get("is_split_into_words") is True:
             _check_words(value, own_field)
         else:
-            _check_text(value, own_field, MAX_QUESTION_CHARACTERS if name in _SHORT_TEXTS else MAX_TEXT_CHARACTERS)
+            usual = MAX_QUESTION_CHARACTERS if name in _SHORT_TEXTS else MAX_TEXT_CHARACTERS
+            _check_text(value, own_field, spec.max_characters or usual)
     missing = [name for name in spec.required if name not in given]
     if missing:
         raise InvalidInput(f"{field}.{missing[0]}", f"expected {' and '.join(spec.required)}, got none; send it")
     return dict(given)
+
+
+def _check_all(spec: TaskSpec, inputs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> None:
+    """Bound the texts of all inputs, of a task with long answers. Raises InvalidInput."""
+    if spec.max_characters is None:
+        return
+    most = MAX_LONGEST_TEXTS * spec.max_characters
+    characters = sum(len(text) for each in inputs if isinstance(text := each.get("text"), str))
+    if characters > most:
+        raise InvalidInput(
+            fields[0].partition("[")[0],
+            f"expected at most {most} characters in all, got {characters}; split the request",
+        )
 
 
 def _check_text(value: Any, field: str, most_characters: int) -> None:

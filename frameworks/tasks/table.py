@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from frameworks.tasks.speaking import TEXT_TO_AUDIO
 from frameworks.tasks.types import TaskParameter, TaskSpec
 
 MAX_RESULTS = 1000
@@ -296,5 +297,6 @@ _SOUND_AND_VIDEO_TASKS = (
     ),
 )
 
-TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (*_TEXT_TASKS, *_IMAGE_TASKS, *_SOUND_AND_VIDEO_TASKS)}
+_ALL = (*_TEXT_TASKS, *_IMAGE_TASKS, *_SOUND_AND_VIDEO_TASKS, TEXT_TO_AUDIO)
+TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in _ALL}
 """By the name of the task in transformers."""

@@ -33,6 +33,8 @@ class TaskSpec:
     `inputs`: the fields of an input, of which `required` must be given; the first one is that of an input that is no
     object. `members`: further fields of an input that is an object, such as `question` and `context`. `has_labels`:
     whether the model predicts labels of its own. `labels`: these, by index. `files_per_input`: images of one input.
+    `max_inputs`: of one request, `max_characters`: of one text; None for the usual bounds. `random_without`: the
+    parameter without which equal requests have different answers; empty where they never have.
     """
 
     name: str
@@ -43,6 +45,9 @@ class TaskSpec:
     has_labels: bool = False
     files_per_input: int = 1
     labels: tuple[str, ...] = ()
+    max_inputs: int | None = None
+    max_characters: int | None = None
+    random_without: str = ""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -55,16 +60,21 @@ class TaskRequest:
     """Inputs for a model with a TaskSpec.
 
     `inputs`: each by field: `text` a string, `image`, `audio` and `video` the bytes of a file, other members as JSON.
-    `parameters`: checked by `check_parameters`; those that are absent have their defaults.
+    `parameters`: checked by `check_parameters`; those that are absent have their defaults. `is_random`: whether equal
+    requests have different answers.
     """
 
     inputs: list[dict[str, Any]]
     parameters: dict[str, Any]
+    is_random: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """`predictions`: for each input what the pipeline of the task returns, as JSON values; pictures as base64 PNG."""
+    """`predictions`: for each input what the pipeline of the task returns, as JSON values.
+
+    Pictures are PNG files in base64, sounds are WAV files.
+    """
 
     predictions: list[Any]
 

@@ -70,6 +70,7 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
     "token-classification": _texts(),
     "fill-mask": (Example({"text": f"{MASK} {TRIAL_TEXTS[0]}"}), Example({"text": f"{TRIAL_TEXTS[1]} {MASK}"})),
     "zero-shot-classification": _texts(**_LABELS),
+    "text-to-audio": _texts(),
     "question-answering": _questions(
         {"question": "What is warm?", "context": TRIAL_TEXTS[0]},
         {"question": "What is warm?", "context": TRIAL_TEXTS[1]},

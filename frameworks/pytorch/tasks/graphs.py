@@ -22,7 +22,7 @@ from frameworks.tasks.types import TaskItem
 from frameworks.types import NUMPY_DTYPES, TASK_OUTPUT, Batch, ModelSpec, TaskBatch, TensorBatch, TensorType, Value
 
 # Their pipelines call more of a model than its outputs.
-_WITHOUT_GRAPHS = frozenset({"automatic-speech-recognition", "mask-generation"})
+_WITHOUT_GRAPHS = frozenset({"automatic-speech-recognition", "mask-generation", "text-to-audio"})
 _CPU = torch.device("cpu")
 # Inputs that an export may require where a processor leaves them out, and the value that has no effect.
 _NEUTRAL = {"token_type_ids": 0, "attention_mask": 1, "pixel_mask": 1}

@@ -23,6 +23,7 @@ from frameworks.pytorch.tasks.model import TaskModel
 from frameworks.pytorch.tasks.pipelines import RunnablePipeline
 from frameworks.pytorch.tasks.trials import Trial
 from frameworks.tasks.architectures import architecture_of
+from frameworks.tasks.speaking import TASK_NAME, describe_speakers
 from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import InputKind, TaskSpec
 from frameworks.types import ModelSpec, TensorType, ValueSpec
@@ -43,6 +44,8 @@ class TaskLoading:
 
 def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: TaskLoading) -> list[TaskModel]:
     """Load as many instances as the entry says, on one set of weights. Raises InvalidModel, OutOfMemory."""
+    if task == TASK_NAME:
+        loading = _in_float32(folder, entry, loading)
     architecture: type = getattr(transformers, architecture_of(folder))
     module = load_model_of(architecture, folder, loading.dtype, loading.device, loading.enable_memory_mapping)
     choose_kernels(module, entry, loading.device)
@@ -54,7 +57,7 @@ def load_task_models(folder: Path, entry: TorchModelEntry, task: str, loading: T
 
 def load_pipeline(folder: Path, task: str, module: Any) -> Any:
     """Return the pipeline of a task around a loaded model. Raises InvalidModel where a processor is absent."""
-    if {"audio", "video"}.intersection(TASKS[task].inputs) and not is_installed():
+    if ({"audio", "video"}.intersection(TASKS[task].inputs) or task == TASK_NAME) and not is_installed():
         raise InvalidModel(f"{folder}: {task}: {missing_reason()}")
     if task == "table-question-answering" and find_spec("pandas") is None:
         raise InvalidModel(f"{folder}: {task}: expected pandas, got none; {install_command('tables')}")
@@ -75,8 +78,17 @@ def load_pipeline(folder: Path, task: str, module: Any) -> Any:
                 ) from error
     try:
         return implementation(model=module, task=task, device=module.device, **parts)
+    except InvalidModel as error:
+        raise InvalidModel(f"{folder}: {error.message}") from error
     except Exception as error:
         raise InvalidModel(f"{folder}: {task}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _in_float32(folder: Path, entry: TorchModelEntry, loading: TaskLoading) -> TaskLoading:
+    """Return how speech is loaded: narrower floats cannot hold the numbers of its frames. Raises InvalidModel."""
+    if entry.dtype not in (None, "f32"):
+        raise InvalidModel(f'{folder}: dtype: expected "f32" for {TASK_NAME}, got "{entry.dtype}"; remove it')
+    return replace(loading, dtype="f32")
 
 
 def _refuse_language_model(folder: Path, task: str) -> None:
@@ -99,6 +111,10 @@ def _implementation(task: str) -> Any:
         from frameworks.pytorch.tasks.video_classification import VideoClassification
 
         return VideoClassification
+    if task == TASK_NAME:
+        from frameworks.pytorch.tasks.text_to_audio import TextToAudio
+
+        return TextToAudio
     if task == "mask-generation":
         from frameworks.pytorch.tasks.mask_generation import MaskGeneration
 
@@ -133,7 +149,8 @@ def _spec(task: str, module: Any, loading: TaskLoading) -> ModelSpec:
 
 def describe_task(task: str, config: Any) -> TaskSpec:
     """Return what a model of a task reads, with its labels. `config`: of transformers."""
-    return replace(TASKS[task], labels=_labels(TASKS[task], config))
+    described = replace(TASKS[task], labels=_labels(TASKS[task], config))
+    return describe_speakers(described, config) if task == TASK_NAME else described
 
 
 def _labels(task: TaskSpec, config: Any) -> tuple[str, ...]:

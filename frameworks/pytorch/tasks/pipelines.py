@@ -23,6 +23,8 @@ _REFUSALS = (ValueError, TypeError, KeyError, IndexError, RuntimeError, Pipeline
 _USUAL_STRIDE = 256  # of the pipeline for questions about documents
 # A row has no length after its run: the frames of its padding would be read as speech.
 _NEVER_PADDED = frozenset({"automatic-speech-recognition"})
+# Each has noise and a length of its own, and padding changes the end of a shorter sound.
+_ALONE = frozenset({"text-to-audio"})
 _LABELS_OF_FIRST = frozenset({"zero-shot-image-classification", "zero-shot-audio-classification"})
 
 
@@ -46,6 +48,10 @@ class RunnablePipeline:
         self.max_tokens: int | None = None
         """Of one row; None where nothing bounds it."""
         self.mask_token: str | None = getattr(pipeline.tokenizer, "mask_token", None)
+        self.runs_alone = task in _ALONE
+        """Whether no item ever shares a run."""
+        self.trial_text: str | None = getattr(pipeline, "trial_text", None)
+        """In place of the texts of the trial, for a model that reads no English."""
 
     @property
     def config(self) -> Any:

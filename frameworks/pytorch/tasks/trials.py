@@ -42,6 +42,10 @@ class Trial:
             return
         if find_positions is not None:
             self._limit_tokens(pipeline, run, find_positions)
+        if pipeline.runs_alone:
+            _reference(pipeline, run, self._examples[0])
+            self.reason, self._is_decided = "each input has noise of its own", True
+            return
         references = [_reference(pipeline, run, example) for example in self._examples[:2]]
         pipeline.shares = pipeline.pads = True
         # The longer one first: a model that pads or masks all rows as the first one changes a row.
@@ -75,7 +79,7 @@ def _items(pipeline: RunnablePipeline, example: Example) -> list[TaskItem]:
     text = example.task_input.get("text")
     if text is None:
         return pipeline.prepare(example.task_input, example.parameters)
-    words = text.split()
+    words = (pipeline.trial_text or text).split()
     while True:
         given = " ".join(words).replace(MASK, pipeline.mask_token or MASK)
         try:

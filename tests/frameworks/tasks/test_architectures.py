@@ -57,7 +57,7 @@ def test_classes_of_transformers_have_their_task(task: str) -> None:
 
 
 def test_tasks_of_classes_are_in_the_table() -> None:
-    classes = {name for task in MAPPINGS for name in _classes_of(task)} | {"ClapModel", "BertModel"}
+    classes = {name for task in MAPPINGS for name in _classes_of(task)} | {"ClapModel", "BertModel", "VitsModel"}
     assert {task for name in classes for task in tasks_of(name)} == set(TASKS)
 
 
@@ -71,6 +71,7 @@ def test_tasks_of_classes_are_in_the_table() -> None:
         ("TapasForQuestionAnswering", "table-question-answering"),
         ("LayoutLMv3ForQuestionAnswering", "document-question-answering"),
         ("SamModel", "mask-generation"),
+        ("VitsModel", "text-to-audio"),
         ("BertModel", "feature-extraction"),
     ],
 )

@@ -13,6 +13,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 
 from frameworks.pytorch.tasks.mask_generation import MaskGeneration
 from frameworks.pytorch.tasks.question_answering import QuestionAnsweringPipeline
+from frameworks.pytorch.tasks.text_to_audio import TextToAudio
 from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import TaskParameter, TaskSpec
@@ -30,6 +31,8 @@ def _pipeline_of(task: str) -> Any:
         return QuestionAnsweringPipeline
     if task == "mask-generation":
         return MaskGeneration
+    if task == "text-to-audio":
+        return TextToAudio
     module, _, name = SUPPORTED_TASKS[task]["impl"].rpartition(".")
     return getattr(import_module(module), name)
 
