@@ -18,6 +18,7 @@ from app.protocols.openai.responses import OpenAiErrorResponse
 from app.protocols.shared.bodies import ResponseBody, got
 from frameworks.core.errors import AdapterNotFound, InvalidInput, RoundhouseError
 from frameworks.models.versions.slot import ModelSlot
+from frameworks.tasks.speaking import TASK_NAME
 from frameworks.tasks.table import TASKS
 from frameworks.types import ModelSpec, Task
 
@@ -37,7 +38,7 @@ class OpenAiModel(ResponseBody):
     task: Task | None = Field(description="As in /models; null before the first load of the model.")
     capabilities: list[str] = Field(
         description="Some of completion, chat, tools, thinking, insert, embedding, rerank, classification, vision, "
-        "tensor. Empty before the first load of the model."
+        "speech, tensor. Empty before the first load of the model."
     )
     ready: bool = Field(description="Whether the model is loaded, as KServe reports it.")
     root: str | None = Field(
@@ -69,6 +70,8 @@ def capabilities_of(spec: ModelSpec) -> list[str]:
             "vision": generation.vision is not None,
         }
         return [name for name, is_found in found.items() if is_found]
+    if spec.task == TASK_NAME:
+        return ["speech"]
     names = {"embed": "embedding", "rerank": "rerank", "classify": "classification"}
     of_task = names.get(kind_of(spec) or spec.task, "tensor")
     return [of_task, "vision"] if spec.image is not None else [of_task]

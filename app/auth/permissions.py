@@ -80,6 +80,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/tokenize": _INFER,
     "/v1/detokenize": _INFER,
     "/v1/classify": _INFER,
+    "/v1/audio/speech": _INFER,
     "/embeddings": _INFER,
     "/rerank": _INFER,
     "/score": _INFER,

@@ -10,8 +10,9 @@ import numpy as np
 from app.grpc.call import Call, GrpcError
 from app.http.responses import map_error
 from app.inference.context import RequestContext
-from app.inference.contract import NamedRequest
+from app.inference.contract import NamedRequest, Pieces
 from app.inference.pipeline import Pipeline
+from app.inference.predictions import PredictionStream
 from app.observability.metrics import RequestRecord, request_id
 from app.observability.traces.traces import Tracer
 from app.protocols.open_inference.infer_request import with_own_field
@@ -85,7 +86,8 @@ class _PieceStream:
         self._record = record
         self._decoded = decoded
 
-    async def send_pieces(self, generation: Generation) -> None:
+    async def send_pieces(self, generation: Pieces) -> None:
+        assert not isinstance(generation, PredictionStream), "no call of gRPC asks for pieces of a task"
         await self._send_pieces(self._record, self._decoded, generation)
 
     async def finish(self) -> None:

@@ -170,7 +170,7 @@ class _InferStream:
         current.set_result(None)
         request_id, typed = received.message.id, is_typed(received)
         responses = StreamedTensors(decoded)
-        async with read_in_time(generation):
+        async with read_in_time(generation.deadline_s):
             async for piece in generation:
                 tensors = responses.add(piece, generation.usage)
                 if tensors is not None:

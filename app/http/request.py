@@ -33,6 +33,7 @@ from app.protocols.shared.errors import TooLarge, extra_headers
 from frameworks.core.timings import Timings
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
+from frameworks.tasks.types import TaskRequest
 
 PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 """Headers by which a browser says which page sends a request."""
@@ -206,7 +207,8 @@ class HttpRequest(WatchedRequest, RequestContext):
         context = AnswerContext(self.answered_name, self.version, self.request_id, latency_ms, int(time.time()))
         writer = self.codec.stream_writer(decoded, context)
         headers = [*id_headers(self.codec, self), *self.codec.headers_of(decoded)]
-        return EventStream(self.send, self, self, writer, headers, self.codec.streams_lines)
+        is_slow = type(decoded.request) is TaskRequest
+        return EventStream(self.send, self, self, writer, headers, self.codec.streams_lines, is_slow)
 
     async def respond(
         self,

@@ -5,17 +5,18 @@ import time
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
 from app.http.responses import map_error, own_headers
+from app.inference.contract import Pieces
 from app.observability.metrics import RequestRecord, server_timing
 from app.protocols.shared.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.shared.errors import ClientGone
 from frameworks.core.errors import Draining
 from frameworks.engine.stream import read_in_time
-from frameworks.generation.types import Generation, TextDelta
 
 LAST_EVENT_S = 5.0
 """Seconds for a slow reader to take the event of an error; then the connection is closed."""
@@ -35,9 +36,10 @@ class EventStream:
         writer: StreamWriter,
         headers: Sequence[Header] = (),
         has_lines: bool = False,
+        is_slow: bool = False,
     ) -> None:
         """`request`: cancelled if its client disconnects. `headers`: further ones of the response. `has_lines`: each
-        payload is a line, not an event.
+        payload is a line, not an event. `is_slow`: the writer encodes pieces on a thread.
         """
         self._send = send
         self._record = record
@@ -47,6 +49,7 @@ class EventStream:
         self._content_type = b"application/x-ndjson" if has_lines else b"text/event-stream"
         self._frame = _line if has_lines else _event
         self._last: Sequence[Payload] = ()
+        self._is_slow = is_slow
         self._has_begun = False
         self._has_failed = False
         self._deadline_s: float | None = None
@@ -56,7 +59,7 @@ class EventStream:
         # A comment and an event may be due at the same time.
         self._lock = asyncio.Lock()
 
-    async def send_pieces(self, generation: Generation) -> None:
+    async def send_pieces(self, generation: Pieces) -> None:
         """Send all pieces, and comments while there are none; the end of the response is left to `finish`.
 
         Raises what fails before anything is sent, which an ordinary response can report; ClientGone.
@@ -69,11 +72,11 @@ class EventStream:
                 await self._begin()
             payloads = list(self._writer.begin(generation.usage))
             if first is not None:
-                payloads += self._payloads([first, *generation.ready()])
-            async with read_in_time(generation):
+                payloads += await self._payloads([first, *generation.ready()])
+            async with read_in_time(generation.deadline_s):
                 await self._send_events(payloads)
                 async for piece in generation:
-                    await self._send_events(self._payloads([piece, *generation.ready()]))
+                    await self._send_events(await self._payloads([piece, *generation.ready()]))
             latency_ms = (time.perf_counter() - self._record.started_s) * 1e3
             self._last = self._writer.end(generation.usage, latency_ms)
         except CancelledError:
@@ -127,11 +130,13 @@ class EventStream:
         except (TimeoutError, CancelledError):
             self._record.abort()
 
-    def _payloads(self, pieces: list[TextDelta]) -> list[Payload]:
+    async def _payloads(self, pieces: list[Any]) -> list[Payload]:
         """Return the payloads of pieces that exist together, which are sent in one write."""
         payloads: list[Payload] = []
         for piece in pieces:
-            payloads += self._writer.piece(piece)
+            payloads += (
+                await asyncio.to_thread(self._writer.piece, piece) if self._is_slow else self._writer.piece(piece)
+            )
         return payloads
 
     def _fail(self, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from app.auth.quotas import TenantLimits
 from app.inference.contract import NamedRequest, TextStream
 from app.inference.model_view import ModelView
+from app.inference.predictions import has_long_answers, predict_each
 from app.inference.response_cache import CacheableRequest, Responses
 from app.observability.metrics import RequestRecord
 from frameworks.core.errors import AdapterNotFound
@@ -18,6 +20,7 @@ from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.slot import ModelSlot
 from frameworks.models.versions.version import ModelVersion, VersionNotLoaded
+from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import Answer, Array, ModelSpec, TensorBatch
 
@@ -250,5 +253,8 @@ class InferenceService:
         return await version.engine().generate(context, request, times, left_s, in_pieces)
 
     def _run(self, context: RunContext, request: CacheableRequest | TokenRequest) -> Awaitable[Answer | TokenAnswer]:
-        context.permit.queue(context.model_version.model.requests)
-        return context.model_version.engine().answer(context, request)
+        version = context.model_version
+        context.permit.queue(version.model.requests)
+        if type(request) is TaskRequest and len(request.inputs) > 1 and has_long_answers(version.spec):
+            return predict_each(partial(version.engine().answer, context), request)
+        return version.engine().answer(context, request)

@@ -1,8 +1,9 @@
-"""Contracts of protocols and transports with the pipeline: two steps of decoding, and streams of text."""
+"""Contracts of protocols and transports with the pipeline: two steps of decoding, and streams of answers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from app.inference.predictions import PredictionStream
 from app.inference.unnamed_model import UnnamedModel
 from frameworks.generation.types import Generation
 from frameworks.types import ModelSpec
@@ -50,10 +51,14 @@ class NamedRequest(NamedTuple):
     read_timeout_ms: Callable[[], float | None] = no_timeout_ms
 
 
+Pieces = Generation | PredictionStream
+"""The pieces of a streamed response: of text, or predictions."""
+
+
 class TextStream(Protocol):
     """A response that is sent while it is generated."""
 
-    async def send_pieces(self, generation: Generation) -> None:
+    async def send_pieces(self, generation: Pieces) -> None:
         """Send all pieces. Raises what fails before the first one, which an ordinary response can still report."""
         ...
 

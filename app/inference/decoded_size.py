@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from frameworks.images.spec import ImageRequest
-from frameworks.tasks.types import TaskRequest
+from frameworks.tasks.types import TaskAnswer, TaskRequest
 from frameworks.types import (
     CombinedAnswer,
     ConversationRequest,
@@ -56,7 +56,7 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
 
 
 def answer_bytes(answer: Any) -> int:
-    """Return the bytes of the tensors in an answer; 0 for other answers, which are small beside their model's run."""
+    """Return the bytes of the tensors and sounds in an answer; 0 for others, which are small beside their run."""
     if isinstance(answer, EmbedAnswer):
         return answer.embeddings.nbytes
     if isinstance(answer, MultiVectorAnswer):
@@ -65,6 +65,10 @@ def answer_bytes(answer: Any) -> int:
         return sum(2 * _ARRAY_BYTES + 2 * values.nbytes for values in answer.values)
     if isinstance(answer, CombinedAnswer):
         return sum(map(answer_bytes, answer.answers))
+    if isinstance(answer, TaskAnswer):
+        # Sounds are long texts of base64.
+        values = (each.values() for each in answer.predictions if isinstance(each, dict))
+        return sum(len(value) for each in values for value in each if isinstance(value, str))
     return decoded_bytes(TensorBatch(answer), 0) if isinstance(answer, dict) else 0
 
 

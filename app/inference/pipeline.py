@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from app.auth.principal import Principal
@@ -17,6 +18,7 @@ from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.media_fetch import MediaFetcher
 from app.inference.model_view import ModelView
+from app.inference.predictions import PredictionStream
 from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.core.errors import DeadlineExceeded
@@ -26,6 +28,7 @@ from frameworks.generation.types import Conversation, GenerateAnswer, GenerateRe
 from frameworks.models.versions.contract import ServedModels
 from frameworks.models.versions.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit
+from frameworks.tasks.types import TaskRequest
 from frameworks.text.tokens import TokenizeRequest
 from frameworks.types import ConversationRequest, ModelSpec
 
@@ -124,8 +127,8 @@ class Pipeline:
         context.priority = decoded.priority
         timeout_ms = decoded.timeout_ms or self.bounds.default_timeout_ms
         answer: Any
-        if type(decoded.request) is GenerateRequest:
-            answer = await self._generate(context, decoded, timeout_ms)
+        if decoded.stream or type(decoded.request) is GenerateRequest:
+            answer = await self._in_pieces(context, decoded, timeout_ms)
             if answer is None:
                 return None
         else:
@@ -139,13 +142,15 @@ class Pipeline:
                 context.is_watched = False
                 if context.watching is not None:
                     await context.end_watch()
-            if context.shadowed is not None and not _has_urls(decoded.request):
+            if context.shadowed is not None and not _differs_when_copied(decoded.request):
                 self._shadowing.copy(context.shadowed, decoded.request, answer, context.permit.tenant)
         started_s = time.perf_counter()
         if context.is_long_to_encode(decoded, answer):
             # Until the response is sent: others may be encoded before it.
             context.permit.hold_bytes().add(answer_bytes(answer))
-            encoded = await self._in_thread(_encode_and_free, context, decoded, answer)
+            # A sound takes seconds, and its encoder frees the interpreter's lock.
+            in_thread = asyncio.to_thread if type(decoded.request) is TaskRequest else self._in_thread
+            encoded = await in_thread(_encode_and_free, context, decoded, answer)
         else:
             encoded = context.encode(decoded, answer)
         context.timings.encode_s += time.perf_counter() - started_s
@@ -232,6 +237,13 @@ class Pipeline:
                 f"{name} did not answer within timeout_ms; allow more time or ask for less at once"
             ) from None
 
+    def _in_pieces(
+        self, context: RequestContext, decoded: DecodedRequest, timeout_ms: float | None
+    ) -> Awaitable[GenerateAnswer | None]:
+        """Return the whole text; None if the response was sent in pieces."""
+        answer = self._generate if type(decoded.request) is GenerateRequest else self._send_predictions
+        return answer(context, decoded, timeout_ms)
+
     async def _generate(
         self, context: RequestContext, decoded: DecodedRequest, timeout_ms: float | None
     ) -> GenerateAnswer | None:
@@ -261,6 +273,23 @@ class Pipeline:
         await stream.finish()
         return None
 
+    async def _send_predictions(
+        self, context: RequestContext, decoded: DecodedRequest, timeout_ms: float | None
+    ) -> None:
+        """Answer the inputs of a task one after the other, and send each prediction when it is there."""
+        stream = context.open_stream(decoded)
+        assert stream is not None
+        left_s = self._left_s(timeout_ms, context)
+        context.is_watched = True
+        try:
+            await stream.send_pieces(PredictionStream(partial(self._service.infer, context), decoded.request, left_s))
+        finally:
+            context.is_watched = False
+            if context.watching is not None:
+                await context.end_watch()
+        context.permit.release_version()
+        await stream.finish()
+
     async def _with_files(
         self, conversation: Conversation, context: RequestContext, decoded: DecodedRequest
     ) -> Conversation:
@@ -277,8 +306,10 @@ class Pipeline:
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - context.started_s)
 
 
-def _has_urls(request: Any) -> bool:
-    """Whether files of a request were fetched, so that a copy of it would lack them."""
+def _differs_when_copied(request: Any) -> bool:
+    """Whether files of a request were fetched, so that a copy of it would lack them, or its answer is random."""
+    if type(request) is TaskRequest:
+        return request.is_random
     return type(request) is ConversationRequest and request.conversation.has_urls
 
 

@@ -167,7 +167,7 @@ class ResponseCache:
 def key_of(
     owner: tuple[Hashable, ...], request: CacheableRequest, content_of: Callable[[Array], bytes] = np.ndarray.tobytes
 ) -> tuple[tuple[Hashable, ...] | None, int]:
-    """Return all that the response depends on, and its size; None for inputs with lists or maps.
+    """Return all that the response depends on, and its size; None for lists, maps and random answers.
 
     `owner`: the tenants that may share the response, the model and its load. `content_of`: returns the bytes of a
     tensor in C order, or a digest of them.
@@ -201,8 +201,7 @@ def key_of(
         digest = sha256(msgspec.msgpack.encode(request)).digest()
         return (*owner, type(request).__name__, digest), 2 * _OBJECT_BYTES
     if isinstance(request, TaskRequest):
-        asked = msgspec.msgpack.encode((request.inputs, sorted(request.parameters.items())))
-        return (*owner, sha256(asked).digest()), 2 * _OBJECT_BYTES
+        return _key_of_task(owner, request)
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
         options_of_pairs = request.truncate, request.raw_scores, request.with_labels
@@ -221,6 +220,13 @@ def key_of(
             content = content_of(value)
         key += (name, value.dtype.char, value.shape, content)
     return tuple(key), size_bytes
+
+
+def _key_of_task(owner: tuple[Hashable, ...], request: TaskRequest) -> tuple[tuple[Hashable, ...] | None, int]:
+    if request.is_random:
+        return None, 0
+    asked = msgspec.msgpack.encode((request.inputs, sorted(request.parameters.items())))
+    return (*owner, sha256(asked).digest()), 2 * _OBJECT_BYTES
 
 
 def size_of(answer: Any) -> int:

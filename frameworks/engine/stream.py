@@ -12,16 +12,19 @@ from frameworks.engine.contract import TokenTimes
 from frameworks.engine.prompt_echo import ShownPrompt
 from frameworks.generation.sequences import NO_TOKEN
 from frameworks.generation.text.text_stream import ChoiceText
-from frameworks.generation.types import Choice, GenerateAnswer, Generation, TextDelta, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, Usage
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
 
 
 @asynccontextmanager
-async def read_in_time(generation: Generation) -> AsyncIterator[None]:
-    """Send a generation's pieces within the block. Raises DeadlineExceeded at its deadline, if the reader is slow."""
+async def read_in_time(deadline_s: float | None) -> AsyncIterator[None]:
+    """Send the pieces of a response within the block. Raises DeadlineExceeded if the reader is slow.
+
+    `deadline_s`: the time of the loop; None: without one.
+    """
     try:
-        async with asyncio.timeout_at(generation.deadline_s):
+        async with asyncio.timeout_at(deadline_s):
             yield
     except TimeoutError:
         raise DeadlineExceeded(

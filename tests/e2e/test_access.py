@@ -64,6 +64,7 @@ HTTP = {
     "POST /v1/tokenize": "infer",
     "POST /v1/detokenize": "infer",
     "POST /v1/classify": "infer",
+    "POST /v1/audio/speech": "infer",
     "POST /v1/similarity": "infer",
     "GET /v1/collections": "read",
     "GET /v1/collections/{collection}": "read",

@@ -56,6 +56,7 @@ ROUTES = {
     "/v1/tokenize": {"post"},
     "/v1/detokenize": {"post"},
     "/v1/classify": {"post"},
+    "/v1/audio/speech": {"post"},
     "/v1/similarity": {"post"},
     "/v1/collections": {"get", "post"},
     "/v1/collections/{collection}": {"get", "delete"},

@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.configs import EMBEDDED, text_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import WAIT_S
+from tests.support.models.tasks.speaking import save_speaking_model
 
 # Not among them: that valid bodies are accepted, and that no response is a 5xx. The tests unload models and name some
 # that do not exist.
@@ -23,7 +24,9 @@ TIME_LIMIT_S = 900
 @pytest.mark.extended
 @pytest.mark.timeout(1200)
 def test_operations_answer_as_described(start: Start, tmp_path: Path) -> None:
-    server = start(EMBEDDED + text_entries(tmp_path)).wait_ready()
+    (tmp_path / "voice").mkdir()
+    voice = f'[[models.torch_models]]\nname = "voice"\npath = "{save_speaking_model(tmp_path / "voice")}"\n'
+    server = start(EMBEDDED + text_entries(tmp_path) + voice).wait_ready()
     # Not the phase `coverage`: it has ten times as many requests, some of them larger than max_body_bytes.
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--seed", "1"]
     command += ["--phases", "examples,fuzzing", "--max-examples", str(EXAMPLES), "--checks", ",".join(CHECKS)]

@@ -28,6 +28,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "embed", "input": "a"},
     "/v1/rerank": {**_RANKED, "documents": ["a"]},
     "/v1/classify": {"model": "classify", "input": "a"},
+    "/v1/audio/speech": {"model": "voices", "input": "a", "voice": "0"},
     "/v1/messages": {"model": "caller", "messages": _USER, "max_tokens": 4},
     "/v1/messages/count_tokens": {"model": "caller", "messages": _USER},
     "/api/chat": {"model": "caller", "messages": _USER},

@@ -134,14 +134,16 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     """Describe a route. `shared`: others of the same path, told apart by their bodies."""
     described, others = route.description, [each.description for each in shared]
     requests = _one_of(described.request, [each.request for each in others])
+    binary = {"schema": {"type": "string", "format": "binary"}}
     responses = _one_of(described.response, [each.response for each in others])
+    files = dict.fromkeys(described.files, binary)
+    responses = files if described.is_file else responses | files
     if described.streams or any(each.streams for each in others):
         responses |= _LINES if route.codec.streams_lines else EVENT_STREAM
     if described.in_bytes:
         for content in (requests, responses):
-            content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+            content["application/octet-stream"] = binary
     if described.form is not None:
-        binary = {"schema": {"type": "string", "format": "binary"}}
         requests |= {"multipart/form-data": _json_content(described.form)["application/json"]}
         types = (*MEDIA_TYPES, *FILE_MEDIA_TYPES["audio"], *FILE_MEDIA_TYPES["video"], "application/octet-stream")
         requests |= dict.fromkeys(types, binary)

@@ -250,3 +250,16 @@ TOKENIZE = FieldPolicy(
         "inputs": Refusal("name the text prompt; a request in TEI's form has inputs in its first 64 KiB"),
     }
 )
+_OTHER_VOICES = "the voices are those of the model: send voice"
+SPEECH = FieldPolicy(
+    {
+        "instructions": Refusal("the model reads no instructions: omit the field", ("",)),
+        # Fields of other servers for the same route.
+        "stream": Refusal('send stream_format: "sse"', (False,)),
+        "language": Refusal("the language is that of the model: omit the field", ("Auto",)),
+        "task_type": Refusal(_OTHER_VOICES),
+        "ref_audio": Refusal(_OTHER_VOICES),
+        "ref_text": Refusal(_OTHER_VOICES),
+        "max_new_tokens": Refusal("the length is that of the text: omit the field"),
+    }
+)

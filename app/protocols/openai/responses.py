@@ -180,6 +180,14 @@ class DetokenizeResponse(ResponseBody):
     prompt: str
 
 
+class SpeechEvent(ResponseBody):
+    """The data of one event of a streamed sound."""
+
+    type: Literal["speech.audio.delta", "speech.audio.done"]
+    audio: str | None = Field(None, description="The next bytes of the file in base64, of a delta.")
+    usage: dict[str, int] | None = Field(None, description="At the end. `input_tokens`: characters of the text.")
+
+
 class OpenAiErrorDetail(ResponseBody):
     """`code`: an error code of the native API. `param`: the field that is wrong."""
 

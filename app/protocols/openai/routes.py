@@ -11,6 +11,7 @@ from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
+from app.protocols.openai.speech import MEDIA_TYPES, SPEECH_CODEC
 from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
 from app.protocols.shared.routes import Route, body_route
 
@@ -19,6 +20,10 @@ def openai_route(codec: OpenAiCodec, summary: str, response: type[BaseModel], pa
     """Return a route whose errors have OpenAI's form. `path`: another one than the codec's."""
     codec = codec if path is None else replace(codec, path=path)
     return body_route(codec, "openai", summary, response, responses.OpenAiErrorResponse)
+
+
+def _with_files(route: Route, media_types: tuple[str, ...]) -> Route:
+    return route._replace(description=route.description._replace(files=media_types, is_file=True))
 
 
 ROUTES = (
@@ -38,4 +43,5 @@ ROUTES = (
         for path in (None, codec.path.removeprefix("/v1"))
     ),
     openai_route(POOLING_CODEC, "Run a text model", responses.PoolingResponse),
+    _with_files(openai_route(SPEECH_CODEC, "Speak a text", responses.SpeechEvent), MEDIA_TYPES),
 )

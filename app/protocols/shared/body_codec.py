@@ -30,6 +30,7 @@ from app.protocols.shared.json.body import Document, describe_type
 from app.protocols.shared.json.reading import read_named
 from frameworks.core.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
+from frameworks.tasks.speaking import TEXT_TO_AUDIO
 from frameworks.tasks.table import TASKS
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
@@ -111,7 +112,7 @@ class BodyCodec(JsonCodec, ABC):
     tasks: tuple[Task, ...]
     body: type[RequestBody]
     build: Callable[[Any, ModelSpec], Any]
-    write: Callable[[BodyRequest, Any, AnswerContext], bytes]
+    write: Callable[[BodyRequest, Any, AnswerContext], bytes | EncodedResponse]
     policy: FieldPolicy = EMPTY
     stream: Callable[[BodyRequest, AnswerContext], StreamWriter] | None = None
     rename: Callable[[str], str] = str
@@ -137,6 +138,8 @@ class BodyCodec(JsonCodec, ABC):
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
         if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
             return True
+        if decoded.spec is not None and decoded.spec.task == TEXT_TO_AUDIO.name:
+            return True
         return JsonCodec.is_long_to_write(self, decoded, answer)
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
@@ -147,6 +150,8 @@ class BodyCodec(JsonCodec, ABC):
         codec: BodyCodec = decoded.codec
         body = codec.write(decoded, answer, context)
         headers = self.headers_of(decoded)
+        if isinstance(body, EncodedResponse):
+            return body._replace(headers=[*body.headers, *headers])
         return EncodedResponse(body, b"application/json", headers) if headers else body
 
     @abstractmethod

@@ -11,7 +11,8 @@ import numpy as np
 
 from app.inference.contract import NamedRequest
 from app.protocols.shared.errors import ErrorReply, UnsupportedMediaType
-from frameworks.generation.types import GenerateAnswer, TextDelta, Usage
+from frameworks.generation.types import GenerateAnswer, Usage
+from frameworks.tasks.types import TaskAnswer
 from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
 from frameworks.types import (
     Array,
@@ -40,6 +41,7 @@ _DENSE_BYTES = 8 * 1024
 _DENSE_OBJECTS = 256
 # Each is an object with a text.
 _ELEMENTS_PER_LOGPROB = 32
+_CHARACTERS_PER_ELEMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ class StreamWriter(Protocol):
         """Return the first payloads. `usage`: at the first piece."""
         ...
 
-    def piece(self, piece: TextDelta) -> Sequence[Payload]: ...
+    def piece(self, piece: Any) -> Sequence[Payload]:
+        """Return the payloads of a TextDelta, or of the prediction of a task."""
+        ...
 
     def end(self, usage: Usage, latency_ms: float) -> Sequence[Payload]:
         """Return the last payloads, including `[DONE]` where the protocol has it."""
@@ -268,4 +272,11 @@ def elements_of(answer: Any) -> int:
         return len(answer.token_ids)
     if isinstance(answer, SpansAnswer):
         return 8 * sum(map(len, answer.token_ids))
-    return len(answer) if isinstance(answer, list) else 1
+    return len(answer) if isinstance(answer, list) else _elements_of_sounds(answer)
+
+
+def _elements_of_sounds(answer: Any) -> int:
+    """Return as many numbers as take the time of long texts of base64; 1 for an answer without them."""
+    predictions = answer.predictions if isinstance(answer, TaskAnswer) else []
+    sounds = [each.get("audio") for each in predictions if isinstance(each, dict)]
+    return 1 + sum(len(sound) // _CHARACTERS_PER_ELEMENT for sound in sounds if isinstance(sound, str))

@@ -31,7 +31,8 @@ class RouteDescription(NamedTuple):
 
     `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it. `form`: the
     parts of `multipart/form-data`, which bodies may be beside JSON and one file; None where they are not. `query`: the
-    options of a body that is one file. `codes`: of errors that only this route has.
+    options of a body that is one file. `codes`: of errors that only this route has. `files`: the media types of
+    responses that are one file. `is_file`: whether all are, so that `response` is that of an event.
     """
 
     tag: str
@@ -44,6 +45,8 @@ class RouteDescription(NamedTuple):
     form: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
     codes: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+    is_file: bool = False
 
 
 class Route(NamedTuple):

@@ -29,6 +29,7 @@ class AnthropicCodec(BodyCodec):
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> EncodedResponse:
         body = self.write(decoded, answer, context)
+        assert isinstance(body, bytes)
         headers = [(self.id_header, context.request_id.encode()), *self.headers_of(decoded)]
         return EncodedResponse(body, b"application/json", headers)
 

@@ -3,6 +3,7 @@
 Texts to embed, to classify or to continue are left to the codecs of TEI and TGI, which have the same bodies.
 """
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from pydantic import Field
 from app.inference.contract import NamedRequest
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.shared.body_codec import BodyRequest, RequestBody
-from app.protocols.shared.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target
+from app.protocols.shared.codec import AnswerContext, EncodedResponse, Header, JsonCodec, StreamWriter, Target
 from app.protocols.shared.errors import ErrorReply
 from app.protocols.shared.fields.policy import FieldPolicy, Ignored
 from app.protocols.shared.json.body import describe_type
@@ -23,8 +24,11 @@ from extensions.clients.tei.texts import TeiCodec, num_labels
 from frameworks.core.errors import InvalidInput
 from frameworks.images.encoded import read_encoded
 from frameworks.images.spec import ImageRequest
+from frameworks.media.encoding import SoundFormat, content_type_of, encode_sound
+from frameworks.media.wav import read_float_wav
 from frameworks.tasks.inputs import build_request
 from frameworks.tasks.parameters import check_parameters
+from frameworks.tasks.speaking import TEXT_TO_AUDIO
 from frameworks.tasks.table import TASKS
 from frameworks.tasks.types import TaskAnswer, TaskRequest, TaskSpec
 from frameworks.types import DEFAULT_PRIORITY, ClassifyAnswer, EmbedAnswer, ModelSpec
@@ -34,6 +38,8 @@ _FILE_TYPES = (b"image/", b"audio/", b"video/", b"application/octet-stream")
 # huggingface_hub sends them beside the parameters of a pipeline: its own name of the model, and the language of OCR.
 _WITHOUT_EFFECT = frozenset({"model", "lang"})
 _MAX_SPACES = 64
+SOUND_FORMAT: SoundFormat = "flac"
+"""Of the sound of one text, as the hub answers it."""
 # Older clients send options of the hub, as wait_for_model.
 _POLICY = FieldPolicy({"options": Ignored(neutral=({},))})
 
@@ -109,9 +115,12 @@ def _file(value: Any, field: str) -> bytes:
     return read_encoded(value, field)
 
 
-def _write(decoded: BodyRequest, answer: TaskAnswer, context: AnswerContext) -> bytes:
+def _write(decoded: BodyRequest, answer: TaskAnswer, context: AnswerContext) -> bytes | EncodedResponse:
     task = decoded.spec.pipeline
     assert task is not None
+    if task.name == TEXT_TO_AUDIO.name and not isinstance(decoded.body.inputs, list):
+        file = encode_sound(*read_float_wav(b64decode(answer.predictions[0]["audio"])), SOUND_FORMAT)
+        return EncodedResponse(file, content_type_of(SOUND_FORMAT).encode(), [])
     predictions = [_in_hub_form(task, each) for each in answer.predictions]
     is_list = _is_list(decoded.body.inputs, task, decoded.request.parameters)
     return _dumps(predictions if is_list else predictions[0])

@@ -10,8 +10,9 @@ from pydantic import ConfigDict, RootModel
 from app.protocols.shared.body_codec import BodyCodec
 from app.protocols.shared.codec import Codec
 from app.protocols.shared.routes import Route, RouteDescription, SharedPathCodec
-from extensions.clients.hugging_face.codec import TASK_CODEC, HubRequest, HubRootCodec
+from extensions.clients.hugging_face.codec import SOUND_FORMAT, TASK_CODEC, HubRequest, HubRootCodec
 from extensions.clients.tei.routes import TeiErrorResponse, root_routes
+from frameworks.media.encoding import content_type_of
 from frameworks.tasks.table import TASKS
 
 _OF_RANKING = "texts"
@@ -30,6 +31,7 @@ _DESCRIPTION = RouteDescription(
     HubResponse,
     TeiErrorResponse,
     streams=True,
+    files=(content_type_of(SOUND_FORMAT),),
 )
 
 

@@ -1,6 +1,7 @@
 """Decode bodies and encode responses with the codecs of the OpenAI API, without a server or a model."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +15,7 @@ from app.protocols.shared.codec import AnswerContext, NamedEvent, Payload, Targe
 from frameworks.core.errors import InvalidInput, ModelNotFound, RoundhouseError
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import GenerationSpec, Sampling
+from frameworks.tasks.speaking import TEXT_TO_AUDIO, describe_speakers
 from frameworks.types import ModelSpec, Task, TextSpec
 from tests.app.protocols.decoding import decode_body
 
@@ -25,6 +27,13 @@ CONTEXT = AnswerContext("llama", "1", "abc-1", 1.5, 1_700_000_000)
 
 def _spec(task: Task, text: TextSpec | None = None, generation: GenerationSpec | None = None) -> ModelSpec:
     return ModelSpec("pytorch", task, (), (), "cpu", "float32", 0, text, generation=generation)
+
+
+def _speaking(num_speakers: int) -> ModelSpec:
+    config = SimpleNamespace(num_speakers=num_speakers, speaking_rate=1.5)
+    return ModelSpec(
+        "pytorch", "text-to-audio", (), (), "cpu", "float32", 0, pipeline=describe_speakers(TEXT_TO_AUDIO, config)
+    )
 
 
 SPECS = {
@@ -59,10 +68,12 @@ SPECS = {
     "cross-encoder": _spec("classify", TextSpec(16, labels=("LABEL_0",), multi_label=True)),
     "classify": _spec("classify", TextSpec(16, labels=("a", "b"))),
     "tensors": _spec("tensor"),
+    "voice": _speaking(num_speakers=1),
+    "voices": _speaking(num_speakers=12),
 }
 
 
-ONLY = {"generate": "llama", "embed": "embed", "classify": "classify", "rerank": "cross-encoder"}
+ONLY = {"generate": "llama", "embed": "embed", "classify": "classify", "rerank": "cross-encoder", "task": "voice"}
 """By kind, the model that a request without a name means."""
 
 

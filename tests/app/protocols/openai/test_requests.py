@@ -18,6 +18,7 @@ from frameworks.generation.types import GenerationSpec
 from frameworks.types import ModelSpec, TextSpec
 from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.json_schemas import accepts, schema_of, values_around
+from tests.app.protocols.openai.decoding import SPECS
 
 CODECS = {route.path: cast(OpenAiCodec, route.codec) for route in ROUTES}
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -61,6 +62,7 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
     "/pooling": {"": {"input": "a"}},
     "/v1/tokenize": {"": {"prompt": "a"}, "messages": {}, "tools": {"messages": MESSAGES}},
     "/v1/detokenize": {"": {"tokens": [1]}},
+    "/v1/audio/speech": {"": {"input": "a"}},
 }
 # vLLM's names of the routes.
 BASES |= {path.removeprefix("/v1"): bases for path, bases in BASES.items()}
@@ -79,6 +81,8 @@ FIELDS = [
 def spec_for(codec: OpenAiCodec) -> ModelSpec:
     """Return the spec of a model without limits below those of the schemas."""
     task = codec.tasks[0]
+    if task == "text-to-audio":
+        return SPECS["voice"]
     text = TextSpec(1, embedding_size=8, shorter_sizes=cast(Any, range(1, MAX + 1)))
     hermes = TextFormat("hermes", thinks=True)
     writer = GenerationSpec(
