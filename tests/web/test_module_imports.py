@@ -1,4 +1,4 @@
-"""The modules of the page import each other without a circle: each can be read, and loaded, after those that it needs."""
+"""The modules of the page import each other without a circle: each loads after those that it needs."""
 
 import re
 from graphlib import TopologicalSorter
