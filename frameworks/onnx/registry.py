@@ -12,7 +12,8 @@ import structlog
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes, description_folder, find_graph
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
 from frameworks.onnx.model import OnnxModel

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel, ModelFailed
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.onnx.encoders import choice
 from frameworks.onnx.graph_summary import read_graph_summary
