@@ -14,7 +14,7 @@ from app.observability.metrics import RequestRecord, server_timing
 from app.protocols.shared.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.shared.errors import ClientGone
 from frameworks.core.errors import Draining
-from frameworks.engine.stream import read_in_time
+from frameworks.engine.generating.stream import read_in_time
 from frameworks.generation.types import Generation, TextDelta
 
 LAST_EVENT_S = 5.0
