@@ -20,7 +20,7 @@ from frameworks.core.errors import (
     VersionNotFound,
 )
 from frameworks.core.settings.adapters import AdapterEntry
-from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.residency.loader import Loader
 from frameworks.models.residency.residency import ModelResidency

@@ -6,8 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from memory.sizes import Bytes
 
-SETTINGS_RULES = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-"""Unknown keys are errors, settings are frozen, and types are never converted: "8080" is not an integer."""
+SETTINGS_RULES = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+"""Unknown keys are errors, settings are frozen, and types are never converted: "8080" is not an integer. A validator is
+built for the first value of its class: most classes are only a part of others.
+"""
 
 
 class MemorySettings(BaseModel):

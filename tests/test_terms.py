@@ -19,8 +19,8 @@ FINISHED = (
     *("frameworks/pytorch", "frameworks/quantization", "frameworks/runtime.py", "frameworks/text"),
     *("frameworks/scheduling/batch", "frameworks/scheduling/speculation", "frameworks/scheduling/steps"),
     *("frameworks/types.py", "memory", "frameworks/engine/process", "frameworks/engine/contract.py"),
-    *("frameworks/engine/generation.py", "frameworks/engine/group.py", "frameworks/engine/group_queue.py"),
-    *("frameworks/engine/local.py", "frameworks/engine/stream.py", "frameworks/engine/texts.py"),
+    *("frameworks/engine/generating/service.py", "frameworks/engine/group.py", "frameworks/engine/group_queue.py"),
+    *("frameworks/engine/local.py", "frameworks/engine/generating/stream.py", "frameworks/engine/texts.py"),
     "frameworks/engine/threads.py",
 )
 

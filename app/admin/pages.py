@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import FileResponse
 
-from app import VERSION
+from app import server_version
 from app.http.prefixes import prefix_of
 from app.http.routes.openapi import describe_responses
 from app.http.routes.responses import json_response
@@ -58,7 +58,7 @@ class PagesApi:
         """The server's name, its version and the paths of its parts."""
         prefix = prefix_of(request.scope)
         links = {name: prefix + path for name, path in LINKS.items()}
-        return json_response({"name": "roundhouse", "version": VERSION, "links": links})
+        return json_response({"name": "roundhouse", "version": server_version(), "links": links})
 
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document; its server is the prefix, if there is one."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app import VERSION
+from app import server_version
 from app.cli.keys import add_keys
 from app.cli.lean_imports import lean_imports
 from app.cli.parser import (
@@ -60,6 +60,14 @@ def _end_beside_threads(status: int) -> None:
         os._exit(status)
 
 
+class _PrintVersion(argparse.Action):
+    """As argparse's own action, which has to know the version before."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        sys.stdout.write(f"roundhouse {server_version()}\n")
+        parser.exit()
+
+
 def _parser(arguments: Sequence[str] = ()) -> CommandParser:
     """Return the parser. Commands of extensions are left out where the arguments name another one."""
     parser = CommandParser(
@@ -67,7 +75,7 @@ def _parser(arguments: Sequence[str] = ()) -> CommandParser:
         description="One server for ONNX and PyTorch models.",
         epilog="`roundhouse COMMAND --help` describes a command.",
     )
-    parser.add_argument("--version", action="version", version=f"roundhouse {VERSION}")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version of the program and exit")
     commands = parser.add_commands("COMMAND")
     _add_serve(commands)
     _add_check(commands)

@@ -4,13 +4,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from memory.garbage import exclude_imports, pause_collections
 
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-# structlog imports it, if it is there, for tracebacks with values of variables, which logs of the server never have.
-_UNUSED = "rich"
+# Packages that a library imports if they are there: of structlog for tracebacks with values of variables, which logs of
+# the server never have; of uvicorn to start again when its files change.
+_UNUSED = {"structlog": "rich", "uvicorn": "watchfiles"}
 
 
 @contextmanager
@@ -20,20 +22,21 @@ def lean_imports() -> Iterator[None]:
     os.environ.setdefault(_PLUGINS, "__all__")
     pause_collections()
     try:
-        if "structlog" not in sys.modules:
-            _import_structlog()
+        for library, unused in _UNUSED.items():
+            if library not in sys.modules:
+                _import_without(library, unused)
         yield
     finally:
         exclude_imports()
 
 
-def _import_structlog() -> None:
+def _import_without(library: str, unused: str) -> None:
     modules: dict[str, Any] = sys.modules
-    found = modules.get(_UNUSED)
-    modules[_UNUSED] = None
+    found = modules.get(unused)
+    modules[unused] = None
     try:
-        import structlog  # noqa: F401
+        import_module(library)
     finally:
-        del modules[_UNUSED]
+        del modules[unused]
         if found is not None:
-            modules[_UNUSED] = found
+            modules[unused] = found

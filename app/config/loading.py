@@ -30,15 +30,8 @@ from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, MediaHost, ProxyNetwork, RootPath, WebOrigin
 from frameworks.core.cpus import usable_cpus
 from frameworks.core.settings.composites import CompositeModelEntry
-from frameworks.core.settings.entries import (
-    Isolation,
-    ModelsSettings,
-    OnnxModelEntry,
-    PerformanceSettings,
-    SchedulingSettings,
-    SettingsPath,
-    TorchModelEntry,
-)
+from frameworks.core.settings.entries import Isolation, ModelsSettings, OnnxModelEntry, SettingsPath, TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.sizes import Bytes
 

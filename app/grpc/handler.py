@@ -15,7 +15,6 @@ from app.inference.pipeline import Pipeline
 from app.inference.predictions import PredictionStream
 from app.observability.metrics import RequestRecord, request_id
 from app.observability.traces.traces import Tracer
-from app.protocols.open_inference.infer_request import with_own_field
 from app.protocols.shared.codec import LONG_ELEMENTS, elements_of
 from app.protocols.shared.errors import STATUS_CLIENT_GONE, grpc_code
 from frameworks.core.errors import Draining
@@ -154,6 +153,8 @@ def _has_strings(answer: Any) -> bool:
 
 def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:
     """Return the status that ends the call, and note it on the record."""
+    from app.protocols.open_inference.infer_request import with_own_field
+
     if isinstance(error, GrpcError):
         record.status, record.code, record.error = error.status, error.reason, error.message
         return error

@@ -19,7 +19,7 @@ from app.protocols.open_inference.generate_tensors import StreamedTensors
 from app.protocols.open_inference.infer_request import SEQUENCE_FIELDS, check_request, wants_text_in_parts
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
-from frameworks.engine.stream import read_in_time
+from frameworks.engine.generating.stream import read_in_time
 from frameworks.generation.types import Generation
 from frameworks.types import Answer, ModelSpec
 

@@ -1,7 +1,7 @@
 """The ASGI endpoint of inference requests. It runs in front of FastAPI's router, which costs 150 µs a request."""
 
 import time
-from asyncio import CancelledError, current_task
+from asyncio import CancelledError, current_task, to_thread
 from collections.abc import Awaitable, Coroutine
 from functools import partial
 from typing import Any, cast
@@ -19,7 +19,7 @@ from app.inference.pipeline import Pipeline
 from app.protocols.shared.codec import EncodedResponse, Target
 from app.protocols.shared.compression import Encoding, body_encoding
 from app.protocols.shared.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
-from app.protocols.shared.routes import ResolvedRoute, RouteTable
+from app.protocols.shared.routes import NotImported, ResolvedRoute, RouteTable
 from frameworks.core.errors import Draining
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
@@ -46,6 +46,7 @@ class Endpoint:
         self._max_body_bytes = pipeline.bounds.max_body_bytes
         self._uncounted_bytes = min(UNCOUNTED_BYTES, self._max_body_bytes)
         self._watcher = DisconnectWatcher()
+        self._table = table
         self._find_route = table.find
         self._origins = origins
         self._known_hosts = origins.known_hosts
@@ -80,7 +81,10 @@ class Endpoint:
                 return self._answer_signed(gate, request, scope)
         elif tracer is not None:
             request.trace = tracer.begin(scope["headers"])
-        route = self._find_route(scope["path"])
+        try:
+            route = self._find_route(scope["path"])
+        except NotImported:
+            return self._dispatch(request, scope)
         if (
             route is None
             or scope["method"] in route.others
@@ -90,17 +94,27 @@ class Endpoint:
             return self._admin(scope, request.receive, request.send)
         return self._answer(route, request, scope)
 
-    async def _answer_signed(self, gate: HttpGate, request: HttpRequest, scope: Scope) -> None:
-        """Answer a signed request after its nonce was noted. It is no preflight, which no gate verifies."""
-        refusal = await gate.use_nonce(scope, request)
-        route = self._find_route(scope["path"])
-        if refusal is not None:
-            await gate.refuse(refusal, scope, request)
-        elif route is None or scope["method"] in route.others:
+    async def _dispatch(self, request: HttpRequest, scope: Scope) -> None:
+        """As the end of `_begin`, for a route that may have to be imported first."""
+        try:
+            route = self._find_route(scope["path"])
+        except NotImported:
+            await to_thread(self._table.import_others)
+            route = self._find_route(scope["path"])
+        is_preflighted = scope["method"] == "OPTIONS" and is_preflight(scope["headers"])
+        if route is None or scope["method"] in route.others or is_preflighted:
             scope["record"] = request
             await self._admin(scope, request.receive, request.send)
         else:
             await self._answer(route, request, scope)
+
+    async def _answer_signed(self, gate: HttpGate, request: HttpRequest, scope: Scope) -> None:
+        """Answer a signed request after its nonce was noted."""
+        refusal = await gate.use_nonce(scope, request)
+        if refusal is not None:
+            await gate.refuse(refusal, scope, request)
+        else:
+            await self._dispatch(request, scope)
 
     async def _answer(self, route: ResolvedRoute, request: HttpRequest, scope: Scope) -> None:
         """Answer an inference request."""

@@ -16,7 +16,7 @@ from app.observability.metrics import RequestRecord, server_timing
 from app.protocols.shared.codec import Header, NamedEvent, Payload, StreamWriter
 from app.protocols.shared.errors import ClientGone
 from frameworks.core.errors import Draining
-from frameworks.engine.stream import read_in_time
+from frameworks.engine.generating.stream import read_in_time
 
 LAST_EVENT_S = 5.0
 """Seconds for a slow reader to take the event of an error; then the connection is closed."""

@@ -1,6 +1,6 @@
 """Build the server: wire every part, in the order of their dependencies."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,11 +41,7 @@ from app.observability.tallies import RequestTallies
 from app.observability.traces.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
 from app.protocols.native.routes import ROUTES as NATIVE_ROUTES
-from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
-from app.protocols.open_inference.infer_codec import routes as open_inference_routes
-from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
-from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
-from app.protocols.shared.routes import RouteTable
+from app.protocols.shared.routes import Route, RouteTable
 from app.server.http_server import origin_rules, prefix_rules
 from app.server.keys import open_keys
 from app.server.manager import build_manager, keep_compiled_code
@@ -242,10 +238,18 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 
 def build_routes() -> RouteTable:
-    infer_routes = open_inference_routes()
-    core = (*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES, *PREDICT_ROUTES)
-    others = [route for extension in extensions() for route in extension.routes()]
-    return RouteTable([*core, *others], HttpAccess(http_access()))
+    """Return the routes of inference. Only those of /infer are imported before a request needs another one."""
+    return RouteTable(NATIVE_ROUTES, HttpAccess(http_access()), _other_routes)
+
+
+def _other_routes() -> Sequence[Route]:
+    from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
+    from app.protocols.open_inference.infer_codec import routes as open_inference_routes
+    from app.protocols.open_inference.predict_codec import ROUTES as PREDICT_ROUTES
+    from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
+
+    of_extensions = [route for extension in extensions() for route in extension.routes()]
+    return (*OPENAI_ROUTES, *open_inference_routes(), *GENERATE_ROUTES, *PREDICT_ROUTES, *of_extensions)
 
 
 def has_site(server: ServerSettings) -> bool:

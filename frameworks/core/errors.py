@@ -29,8 +29,9 @@ RoundhouseError
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import ClassVar
 
 from frameworks.core.names import meant_names
@@ -94,8 +95,8 @@ class InvalidInput(FieldError):
     """The value of a field is invalid; the message names the field and the expected value."""
 
 
-_MAX_LISTED = 40
-"""Names in a message: a graph may have thousands of inputs."""
+_MAX_LISTED_CHARACTERS = 160
+"""Of the known names in a message: a body has tens of fields, a graph may have thousands of inputs."""
 
 
 class UnknownField(FieldError):
@@ -103,14 +104,20 @@ class UnknownField(FieldError):
 
     @classmethod
     def among(cls, name: str, known: Iterable[str], within: str = "") -> "UnknownField":
-        """Return the error for a name that is not `known`. `within`: the path of its parent, as `inputs.`."""
-        names = sorted(known)
+        """Return the error for a name that is not `known`: names in the order to show them. `within`: their path."""
+        names = sorted(known) if isinstance(known, Set) else list(known)
         near = similar_names(name, names, 1)
-        name = name[:MAX_SHOWN_CHARACTERS]
-        listed = ", ".join(within + each for each in names[:_MAX_LISTED])
-        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-        hint = f'did you mean "{within}{near[0]}"?' if near else f"known fields are {listed}{more}"
-        return cls(within + name, f"unknown field; {hint}")
+        hint = f'did you mean "{within}{near[0]}"?' if near else f"known fields are {_listed(names, within)}"
+        return cls(within + name[:MAX_SHOWN_CHARACTERS], f"unknown field; {hint}")
+
+
+def _listed(names: Sequence[str], within: str) -> str:
+    """Return the first names with the path of their parent, and where all of them are listed."""
+    lengths = accumulate(len(f"{within}{name}, ") for name in names)
+    count = max(1, sum(length <= _MAX_LISTED_CHARACTERS for length in lengths))
+    listed, more = ", ".join(f"{within}{name[:MAX_SHOWN_CHARACTERS]}" for name in names[:count]), len(names) - count
+    where = f" and {more} more; GET /openapi.json lists those of requests, GET /models of a model"
+    return listed + where if more > 0 else listed
 
 
 class ModelNotFound(RequestError):

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from frameworks.core.errors import Draining, InvalidInput
 from frameworks.engine.adapter_uses import AdapterUses
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
-from frameworks.engine.generation import GenerationService
+from frameworks.engine.generating.service import GenerationService
 from frameworks.engine.images import ImageService
 from frameworks.engine.seeing.image_pairs import score_images
 from frameworks.engine.seeing.service import SeeingService

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, Registry
 from memory.garbage import freeze

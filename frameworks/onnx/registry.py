@@ -12,12 +12,13 @@ import structlog
 from frameworks.core.devices import Device, DeviceManager, ModelNeeds
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import check_weight_bytes, description_folder, find_graph
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.images.spec import PREPROCESSOR_FILE
 from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
-from frameworks.onnx.quantization.copy import Original, quantized_graph
+from frameworks.onnx.quantization.original import Original
 from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import with_text
 from frameworks.quantization.comparison import warn_if_slower
@@ -206,6 +207,8 @@ class OnnxRegistry:
         entry = original.entry
         if not entry.quantized or entry.kernels == "compiled" or not self._performance.enable_quantization:
             return original.file, None
+        from frameworks.onnx.quantization.copy import quantized_graph
+
         return quantized_graph(original, self._copies)
 
     def _warn_of_quantization(

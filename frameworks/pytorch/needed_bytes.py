@@ -3,7 +3,8 @@
 import torch
 
 from frameworks.core.devices import Device
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch import device_kernels, kernels
 from frameworks.pytorch.compiled.cpu_features import AVX512_LANES, lanes
 from frameworks.pytorch.encoders.images.folders import find_images

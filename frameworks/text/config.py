@@ -24,6 +24,14 @@ from frameworks.text.sentence_modules.sparse_modules import read_max_active_dims
 from frameworks.text.sentence_modules.sparse_pooling import SparsePooling, read_sparse_pooling
 from frameworks.text.tokenizer_class import gives_token_types
 from frameworks.text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
+from frameworks.text.truncation import (
+    NO_LIMIT,
+    integer_of,
+    stated_max_tokens,
+    truncates_left,
+    truncation_limit,
+    truncation_of,
+)
 from frameworks.text.unserved_settings import refuse_unserved
 
 _CLASSIFIES = "ForSequenceClassification"
@@ -48,8 +56,6 @@ _EMBEDS_NOT = ("DoubleHeadsModel",)
 _MAX_STATIC_TOKENS = 65_536
 _ONE_LABEL = ("LABEL_0",)
 _DEFAULT_MAX_TOKENS = 512
-# tokenizer_config.json writes about 1e30 for "no limit".
-_NO_LIMIT = 1_000_000
 _MOST_LABELS = 1_000_000
 _MOST_PROMPTS = 1000
 _LARGEST_EMBEDDING = 65_536
@@ -186,7 +192,7 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
     modules = tuple(module for module in modules if module.kind != "Dropout")
     order = read_order(folder, modules) if late is None else Order()
     tokenizer = read_json(encoder / "tokenizer_config.json")
-    truncation = _truncation_of(encoder)
+    truncation = truncation_of(encoder)
     sentence_file = _sentence_file(encoder)
     sentence = read_json(sentence_file)
     sparse = read_sparse_pooling(folder, modules, sentence)
@@ -198,9 +204,10 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
     architecture = _architecture(config, encoder)
     of_texts = _decoder_of(config, architecture)
     problem = config.get("problem_type")
+    max_tokens = stated_max_tokens(of_texts, tokenizer, sentence) or truncation_limit(truncation)
     found = TextConfig(
-        max_tokens=_max_tokens(of_texts, tokenizer, sentence) or _limit_of(truncation) or _DEFAULT_MAX_TOKENS,
-        pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
+        max_tokens=max_tokens or _DEFAULT_MAX_TOKENS,
+        pad_token_id=max(0, integer_of(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=None if pooling is None else read_pooling(pooling),
         pools_prompt=pooling is None or pools_prompt(pooling),
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
@@ -217,16 +224,16 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
         multi_label=problem == "multi_label_classification" or len(labels) == 1,
         is_regression=problem == "regression",
         is_encoder_decoder=bool(config.get("is_encoder_decoder")),
-        hidden_size=max(0, _integer(of_texts.get("hidden_size"), 0)),
+        hidden_size=max(0, integer_of(of_texts.get("hidden_size"), 0)),
         shorter_sizes=_shorter_sizes(config, encoder),
         reads_token_types=_reads_token_types(config, tokenizer),
         prompts=_prompts(folder / "config_sentence_transformers.json") if late is None else {},
         pair_messages=read_pair_messages(sentence, encoder, bool(modules)),
         tokenizer_settings=read_tokenizer_settings(config, tokenizer, encoder),
-        truncates_left=_truncates_left(tokenizer, truncation, encoder),
+        truncates_left=truncates_left(tokenizer, truncation, encoder),
         late=late,
         sparse=sparse,
-        max_positions=max(0, _integer(of_texts.get("max_position_embeddings"), 0)),
+        max_positions=max(0, integer_of(of_texts.get("max_position_embeddings"), 0)),
     )
     if modules and modules[0].kind in ("WordEmbeddings", "BoW"):
         return _of_words(found, modules[0], order)
@@ -234,7 +241,7 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
         file = folder / "config_sentence_transformers.json"
         found = replace(found, max_active_dims=read_max_active_dims(file, read_json(file)))
     if order.sparse is not None and order.sparse.kind == SPARSE_TABLE:
-        limit = _max_tokens({}, tokenizer, {}) or _MAX_STATIC_TOKENS
+        limit = stated_max_tokens({}, tokenizer, {}) or _MAX_STATIC_TOKENS
         return replace(
             found, static=order.sparse, max_tokens=min(limit, _MAX_STATIC_TOKENS), architecture="",
             model_type="static", labels=(),
@@ -243,7 +250,7 @@ def _read(folder: Path, modules: tuple[Module, ...]) -> TextConfig:
         return replace(
             found,
             static=modules[0],
-            max_tokens=_limit_of(truncation) or _MAX_STATIC_TOKENS,
+            max_tokens=truncation_limit(truncation) or _MAX_STATIC_TOKENS,
             architecture="",
             model_type="static",
             labels=(),
@@ -275,7 +282,7 @@ def _of_words(config: TextConfig, module: Module, order: Order) -> TextConfig:
         )
     limit = _MAX_STATIC_TOKENS
     if module.kind == "WordEmbeddings":
-        limit = min(limit, module.count("max_seq_length", 2**31, _NO_LIMIT))
+        limit = min(limit, module.count("max_seq_length", 2**31, NO_LIMIT))
     # sentence-transformers pools the prompt of these models always.
     return replace(
         config, words=module, max_tokens=limit, architecture="", model_type="words", labels=(), pad_token_id=0,
@@ -333,55 +340,10 @@ def _architecture(config: dict[str, Any], folder: Path) -> str:
     return names[0]
 
 
-def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dict[str, Any]) -> int | None:
-    """Return the limit of the sentence model, else of the tokenizer; at most the number of position embeddings.
-
-    None where no file states a limit.
-    """
-    limits = []
-    positions = _integer(config.get("max_position_embeddings"), 0)
-    if positions > 0:
-        # A trial at load finds how many of them a text can use.
-        limits.append(positions)
-    stated = _integer(sentence.get("max_seq_length"), 0)
-    tokenizer_limit = tokenizer.get("model_max_length", tokenizer.get("max_len"))
-    if stated > 0:
-        limits.append(stated)
-    elif isinstance(tokenizer_limit, int | float) and 0 < tokenizer_limit < _NO_LIMIT:
-        limits.append(int(tokenizer_limit))
-    return min(limits, default=None)
-
-
-def _truncation_of(folder: Path) -> dict[str, Any]:
-    """Return the truncation in tokenizer.json itself; empty where it has none."""
-    truncation = read_json(folder / "tokenizer.json").get("truncation")
-    return truncation if isinstance(truncation, dict) else {}
-
-
-def _limit_of(truncation: dict[str, Any]) -> int | None:
-    """Return the length at which tokenizer.json itself truncates; None where it does not.
-
-    Used only where no other file states a limit: the length is often that of the training, below the model's own.
-    """
-    length = _integer(truncation.get("max_length"), 0)
-    return length if 0 < length < _NO_LIMIT else None
-
-
-def _truncates_left(tokenizer: dict[str, Any], truncation: dict[str, Any], folder: Path) -> bool:
-    """Return the side of tokenizer_config.json, else that of tokenizer.json, as transformers does."""
-    side = tokenizer.get("truncation_side", truncation.get("direction") or "right")
-    if not isinstance(side, str) or side.lower() not in ("left", "right"):
-        raise InvalidModel(
-            f'{folder / "tokenizer_config.json"}: truncation_side: expected "left" or "right", got {str(side)[:100]}; '
-            "correct it"
-        )
-    return side.lower() == "left"
-
-
 def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     named = config.get("id2label")
     if named is None:
-        count = _integer(config.get("num_labels"), 2)
+        count = integer_of(config.get("num_labels"), 2)
         return tuple(f"LABEL_{i}" for i in range(min(max(1, count), _MOST_LABELS)))
     try:
         by_id = {int(key): str(label) for key, label in named.items()}
@@ -394,17 +356,13 @@ def _shorter_sizes(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
     """Read the keys that vLLM reads: `matryoshka_dimensions`, or `is_matryoshka` for any size."""
     sizes = config.get("matryoshka_dimensions")
     if sizes is None:
-        size = _integer(config.get("hidden_size"), 0) if config.get("is_matryoshka") is True else 0
+        size = integer_of(config.get("hidden_size"), 0) if config.get("is_matryoshka") is True else 0
         return tuple(range(1, min(size, _LARGEST_EMBEDDING)))
-    if not isinstance(sizes, list) or not all(_integer(size, 0) > 0 for size in sizes):
+    if not isinstance(sizes, list) or not all(integer_of(size, 0) > 0 for size in sizes):
         raise InvalidModel(f"{folder / 'config.json'}: matryoshka_dimensions is not a list of sizes")
     return tuple(sorted(set(sizes)))
 
 
 def _reads_token_types(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
     """Return False for a model with one token type, and for a tokenizer that omits them."""
-    return gives_token_types(config, tokenizer) and _integer(config.get("type_vocab_size"), 2) > 1
-
-
-def _integer(value: object, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    return gives_token_types(config, tokenizer) and integer_of(config.get("type_vocab_size"), 2) > 1

@@ -18,7 +18,13 @@ from typing import IO, Protocol
 ROOT = Path(__file__).parents[2]
 
 # Without ONNX Runtime: its import starts a thread, which does not exist in a fork.
-_MODULES = ("app.cli.commands", "app.server.process", "app.cli.model_paths")
+_MODULES = (
+    "app.cli.commands",
+    "app.server.process",
+    "app.cli.model_paths",
+    "app.protocols.openai.routes",
+    "app.protocols.open_inference.predict_codec",
+)
 _TORCH_MODULES = (
     "frameworks.pytorch.registry",
     "frameworks.pytorch.loader",

@@ -14,7 +14,7 @@ import torch
 import transformers
 from huggingface_hub import InferenceClient
 
-from tests.e2e.server import WAIT_S, RunningServer, serving, wait_until
+from tests.e2e.server import WAIT_S, RunningServer, assert_refused, serving, wait_until
 from tests.support.models.encoder_decoder_folders import save_encoder_decoder, save_marian
 
 CORPUS = [
@@ -36,6 +36,11 @@ def _entries(folder: Path) -> str:
 name = "bart"
 path = "{bart}"
 task = "summarization"
+
+[[models.torch_models]]
+name = "bart-small-cache"
+path = "{bart}"
+kv_cache_bytes = "512KiB"
 
 [[models.torch_models]]
 name = "t5"
@@ -164,6 +169,15 @@ def test_bad_request_is_refused_by_name(body: dict[str, Any], message: str, serv
     answer = server.client.post("/infer", json={"model_name": "bart", **body})
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
+
+
+def test_beams_beyond_kv_cache_are_refused(server: RunningServer) -> None:
+    body = {"model_name": "bart-small-cache", "prompt": TEXTS[0], "num_beams": 16, "max_tokens": 120}
+    message = assert_refused(
+        server.client.post("/infer", json=body), 400, "invalid_input", "num_beams: expected beams that take at most "
+    )
+    assert message.endswith("; ask for fewer beams or tokens")
+    assert server.client.post("/infer", json={**body, "num_beams": 2}).status_code == 200
 
 
 def test_unknown_language_names_near_ones(server: RunningServer) -> None:

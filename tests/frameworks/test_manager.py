@@ -20,7 +20,7 @@ from frameworks.core.errors import (
     VersionNotFound,
 )
 from frameworks.core.progress import WorkState, states
-from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
 from frameworks.models.versions.states import ModelState

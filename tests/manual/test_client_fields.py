@@ -19,6 +19,7 @@ from tests.manual.pages import ROOT
 
 PAGE = (ROOT / "docs" / "client-fields.md").read_text(encoding="utf-8")
 TABLE = build_routes()
+TABLE.import_others()
 _USER = [{"role": "user", "content": "a"}]
 _RANKED = {"model": "cross-encoder", "query": "q"}
 BASES: dict[str, dict[str, Any]] = {

@@ -6,13 +6,8 @@ import pytest
 from pydantic import BaseModel
 
 from app.config.loading import CacheSettings, LoggingSettings, ServerSettings
-from frameworks.core.settings.entries import (
-    ModelsSettings,
-    OnnxModelEntry,
-    PerformanceSettings,
-    SchedulingSettings,
-    TorchModelEntry,
-)
+from frameworks.core.settings.entries import ModelsSettings, OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from memory.settings import MemorySettings
 from tests.manual.pages import PAGES
 from tests.manual.reference import DOCS, PAGE_LIST, PARTS, field_docstrings, page_list, replaced

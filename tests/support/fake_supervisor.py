@@ -9,7 +9,8 @@ from typing import Any
 from app.workers.messages import messages_from_worker, messages_to_worker
 from frameworks.core.channel.messages import ChannelMessage
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.models.replicas.control import ControlLink
 from frameworks.models.replicas.manager import ReplicaManager
 from frameworks.models.replicas.messages import (

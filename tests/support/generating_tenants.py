@@ -13,7 +13,8 @@ from app.inference.context import InferenceService, RunContext
 from app.inference.response_cache import ResponseCache
 from app.observability.metrics import Observer
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.core.tenants import Tenant
 from frameworks.core.timings import Timings
 from frameworks.generation.types import GenerateRequest, Sampling, Stopping

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.local import LocalEngine
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader

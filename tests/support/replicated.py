@@ -10,7 +10,8 @@ import numpy as np
 
 from app.workers.messages import messages_to_worker
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager

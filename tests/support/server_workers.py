@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from app.workers.messages import messages_to_worker
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.replicas.control import ControlLink, Workers
 from frameworks.models.replicas.manager import ReplicaManager

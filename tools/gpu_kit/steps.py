@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.registry import TorchRegistry

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from app.admin.bodies import describe_body, read_object
 from app.admin.models.allowed_paths import AllowedPaths
-from app.admin.models.descriptions import Deleted, ModelDetail, describe_in_detail
+from app.admin.models.descriptions import describe_in_detail
+from app.admin.models.schemas import Deleted, ModelDetail
 from app.admin.views import Views
 from app.http.routes.model_paths import NAME
 from app.http.routes.openapi import add_route

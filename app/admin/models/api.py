@@ -11,9 +11,10 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.models.allowed_paths import AllowedPaths
-from app.admin.models.descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail, list_model
+from app.admin.models.descriptions import describe, describe_in_detail, list_model
 from app.admin.models.failures import as_failed_model
 from app.admin.models.registrations import ENTRY_EXAMPLE, entry_schema, read_entry, read_path
+from app.admin.models.schemas import Deleted, ModelDetail, ModelList
 from app.admin.views import Views
 from app.http.routes.model_paths import NAME
 from app.http.routes.openapi import add_route

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from app import VERSION
+from app import server_version
 from app.admin.monitoring.event_encoding import event
 from app.admin.monitoring.sample_ring import HISTORY_S, INTERVAL_S
 from app.admin.monitoring.sampling import Feeds
@@ -220,7 +220,7 @@ class Viewers:
         content: dict[str, Any] = {
             "server": {
                 "name": "roundhouse",
-                "version": VERSION,
+                "version": server_version(),
                 "started_s": round(facts.started_s, 3),
                 "workers": facts.num_workers,
                 "labels": dict(facts.labels),

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from app import VERSION
+from app import server_version
 from app.protocols.open_inference.datatypes import DATATYPES
 from app.protocols.open_inference.signature import TensorSignature, signature_for, supports_batching
 from frameworks.core.settings.entry_values import VersionPolicy
@@ -37,7 +37,7 @@ class VersionInfo(NamedTuple):
 
 def server_metadata() -> dict[str, Any]:
     """Return the fields of ServerMetadataResponse."""
-    return {"name": "roundhouse", "version": VERSION, "extensions": list(EXTENSIONS)}
+    return {"name": "roundhouse", "version": server_version(), "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(info: VersionInfo, versions: list[str]) -> dict[str, Any]:

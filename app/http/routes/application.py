@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from app import VERSION
+from app import server_version
 from app.http.responses import error_body
 from app.http.routes.openapi import build_document
 from app.protocols.shared.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
@@ -30,7 +30,7 @@ def build_admin(table: RouteTable, routers: list[APIRouter], byte_limit: ByteLim
     admin = FastAPI(
         title="Roundhouse",
         description=_DESCRIPTION,
-        version=VERSION,
+        version=server_version(),
         docs_url=None,
         openapi_url=None,
         redoc_url=None,

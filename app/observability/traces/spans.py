@@ -11,11 +11,11 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceSt
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from app import VERSION
+from app import server_version
 from app.observability.traces.traces import EndedRequest, RemoteParent
 from frameworks.core.timings import BatchRun
 
-SCOPE = InstrumentationScope("roundhouse", VERSION)
+SCOPE = InstrumentationScope("roundhouse", server_version())
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _GRPC = "gRPC"
 _MAX_PATH_CHARACTERS = 256
@@ -29,7 +29,7 @@ _MAX_STATE_MEMBERS = 32
 
 def own_resource() -> Resource:
     """Return the description of this server. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES replace ours."""
-    own = Resource({"service.name": "roundhouse", "service.version": VERSION, "process.pid": os.getpid()})
+    own = Resource({"service.name": "roundhouse", "service.version": server_version(), "process.pid": os.getpid()})
     return Resource.create().merge(own).merge(OTELResourceDetector().detect())
 
 

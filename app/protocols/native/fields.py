@@ -192,13 +192,15 @@ OPTIONS: dict[str, frozenset[str]] = {
 }
 """Input field → the options that go with it, besides COMMON_FIELDS."""
 
-COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
+_COMMON_FIELDS = ("model_name", "version", "priority", "timeout_ms")
+COMMON_FIELDS = frozenset(_COMMON_FIELDS)
 """The fields of every request."""
 
 PARAMETERS = "parameters"
 """The field with the parameters of a model's task."""
 
-FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values(), {PARAMETERS})
+FIELDS = dict.fromkeys((*INPUT_FIELDS, *_COMMON_FIELDS, PARAMETERS, *sorted(frozenset().union(*OPTIONS.values()))))
+"""All fields, in the order in which a message shows them."""
 
 
 class NamedTensor(ResponseBody):

@@ -1,15 +1,15 @@
 """Find the codec and the model for the path of an inference request."""
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
 from app.auth.permissions import HttpAccess, compile_path
 from app.inference.contract import NamedRequest
-from app.protocols.shared.body_codec import BodyCodec
 from app.protocols.shared.codec import (
     AnswerContext,
     Codec,
@@ -20,6 +20,9 @@ from app.protocols.shared.codec import (
     Target,
 )
 from app.protocols.shared.errors import ErrorReply
+
+if TYPE_CHECKING:
+    from app.protocols.shared.body_codec import BodyCodec
 
 _MAX_CACHED_PATHS = 1024
 SEARCHED_BYTES = 64 * 1024
@@ -65,7 +68,12 @@ class Route(NamedTuple):
 
 
 def body_route(
-    codec: BodyCodec, tag: str, summary: str, response: type[BaseModel], error: type[BaseModel], path: str | None = None
+    codec: "BodyCodec",
+    tag: str,
+    summary: str,
+    response: type[BaseModel],
+    error: type[BaseModel],
+    path: str | None = None,
 ) -> Route:
     """Return the route of a codec. `path`: another one than the codec's."""
     streams = codec.stream is not None
@@ -124,35 +132,49 @@ class SharedPathCodec(JsonCodec):
         return self._codec.error_body(error, request_id)
 
 
-class RouteTable:
-    """All inference routes of all protocols, and the permissions of all routes."""
+class NotImported(Exception):
+    """The path may have a route that `RouteTable.import_others` imports."""
 
-    def __init__(self, routes: Sequence[Route], access: HttpAccess | None = None) -> None:
+
+class RouteTable:
+    """All inference routes of all protocols, and the permissions of all routes. Any thread.
+
+    The routes of most protocols are imported for the first request that needs one: no other does.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        access: HttpAccess | None = None,
+        others: Callable[[], Sequence[Route]] | None = None,
+    ) -> None:
         """The first route's codec writes the errors of paths that belong to no protocol.
 
-        `access`: None: that of the core.
+        `access`: None: that of the core. `others`: imports more routes, which requests find after `routes`. Each has a
+        path of `access`, and no path that a pattern of `routes` matches. None: there are none.
         """
-        self.routes = tuple(routes)
         self.access = access or HttpAccess()
+        self._others = others
+        self._lock = threading.Lock()
+        self._routes: tuple[Route, ...] = ()
         self._exact: dict[str, ResolvedRoute] = {}
-        for route in routes:
-            if "{" not in route.path:
-                self._add_exact(route)
-        self._patterns = [(compile_path(route.path), route) for route in routes if "{" in route.path]
+        self._patterns: list[tuple[re.Pattern[str], Route]] = []
         self._error_codecs: dict[str, Codec] = {}
-        for route in reversed([each for each in routes if not each.others]):
-            first, first_two = _first_parts(route.path)
-            self._error_codecs |= {first: route.codec, first_two: route.codec}
-        self._error_codecs.pop("", None)
+        self._add(routes)
+        self._other_parts: frozenset[str] = frozenset()
+        if others is not None:
+            known = {route.path for route in routes}
+            paths = {path for path, methods in self.access.table.items() if "POST" in methods} - known
+            self._other_parts = frozenset(part for path in paths for part in _first_parts(path)) - {""}
         # Most requests have one of few paths.
         self.find = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
-        """Return the ResolvedRoute of a path; None where no route matches."""
+        """Return the ResolvedRoute of a path; None where no route matches. Raises NotImported."""
 
-    def _add_exact(self, route: Route) -> None:
-        path, codec = route.path.removesuffix("/"), route.codec
-        if route.field is not None:
-            codec = SharedPathCodec(self._exact[path].codec, codec, route.field)
-        self._exact[path] = ResolvedRoute(codec, Target(), route.others)
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """All routes. Imports those that are not yet imported."""
+        self.import_others()
+        return self._routes
 
     def error_codec(self, path: str) -> Codec:
         """Return the codec that writes the errors of any path: of its route, or of the first route with its first two
@@ -162,9 +184,33 @@ class RouteTable:
         if resolved is not None and not resolved.others:
             return resolved.codec
         first, first_two = _first_parts(path)
-        return self._error_codecs.get(first_two) or self._error_codecs.get(first) or self.routes[0].codec
+        if first_two in self._other_parts or (first in self._other_parts and first not in self._error_codecs):
+            self.import_others()
+            resolved = self._exact.get(path.removesuffix("/"))
+            if resolved is not None and not resolved.others:
+                return resolved.codec
+        return self._error_codecs.get(first_two) or self._error_codecs.get(first) or self._routes[0].codec
+
+    def import_others(self) -> None:
+        """Import all routes, which takes too long for an event loop."""
+        if self._others is None:
+            return
+        with self._lock:
+            if self._others is not None:
+                self._add(self._others())
+                self._others = None
 
     def _find(self, path: str) -> ResolvedRoute | None:
+        # Read first: another thread may import meanwhile.
+        is_whole = self._others is None
+        found = self._find_imported(path)
+        if found is None and not is_whole:
+            matched = self.access.find(path)
+            if matched is not None and "POST" in matched.methods:
+                raise NotImported  # the cache keeps no error
+        return found
+
+    def _find_imported(self, path: str) -> ResolvedRoute | None:
         if not path.startswith("/"):
             return None
         path = path.removesuffix("/")
@@ -179,6 +225,25 @@ class RouteTable:
                 kind, resource = next(iter(named.items()), ("", None))
                 return ResolvedRoute(route.codec, Target(model, version, kind, resource), route.others)
         return None
+
+    def _add(self, routes: Sequence[Route]) -> None:
+        """Add routes behind those that are known."""
+        exact, codecs = dict(self._exact), dict[str, Codec]()
+        for route in routes:
+            if "{" not in route.path:
+                path, codec = route.path.removesuffix("/"), route.codec
+                if route.field is not None:
+                    codec = SharedPathCodec(exact[path].codec, codec, route.field)
+                exact[path] = ResolvedRoute(codec, Target(), route.others)
+        for route in reversed([each for each in routes if not each.others]):
+            first, first_two = _first_parts(route.path)
+            codecs |= {first: route.codec, first_two: route.codec}
+        codecs.pop("", None)
+        # Another thread may search them meanwhile.
+        self._exact = exact
+        self._patterns = [*self._patterns, *((compile_path(each.path), each) for each in routes if "{" in each.path)]
+        self._error_codecs = codecs | self._error_codecs
+        self._routes = (*self._routes, *routes)
 
 
 def _first_parts(path: str) -> tuple[str, str]:

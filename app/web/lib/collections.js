@@ -12,6 +12,11 @@ export function collectionPath(name, rest = "") {
   return `v1/collections/${encodeURIComponent(name)}${rest}`;
 }
 
+/** Path of a record of a collection. */
+export function recordPath(name, id) {
+  return collectionPath(name, `/records/${id.split("/").map(encodeURIComponent).join("/")}`);
+}
+
 /** Return {value, error, refresh} of GET `path`. `value`: the last answer, or null before the first one. */
 function useLive(path) {
   const [state, setState] = useState({ value: null, error: null });

@@ -4,10 +4,9 @@ import { Empty, ErrorNotice } from "../components/message.js";
 import { RequestLink, requestIdOf } from "../components/request-link.js";
 import { Scroll } from "../components/scroll.js";
 import { call, getJson, sendJson } from "../lib/api.js";
-import { collectionPath, parseVector } from "../lib/collections.js";
+import { collectionPath, parseVector, recordPath } from "../lib/collections.js";
 import { NONE, formatMs } from "../lib/format.js";
 import { html, useEffect, useId, useRef, useState } from "../lib/html.js";
-import { recordPath } from "./collection.js";
 
 const IDLE = { busy: false, answer: null, error: null };
 

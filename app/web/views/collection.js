@@ -1,5 +1,6 @@
 // One collection: its state, a search, and its records.
 import { Confirm } from "../components/dialog.js";
+import { IndexState } from "../components/index-state.js";
 import { Busy, ErrorNotice } from "../components/message.js";
 import { sendJson } from "../lib/api.js";
 import { collectionPath, useCollection } from "../lib/collections.js";
@@ -9,7 +10,6 @@ import { useCanManage, useScope } from "../lib/rights.js";
 import { link } from "../lib/router.js";
 import { CollectionSearch } from "./collection-search.js";
 import { RecordForm } from "./collection-records.js";
-import { IndexState } from "./collections.js";
 import { Facts } from "./model.js";
 
 export function CollectionView({ name }) {
@@ -72,9 +72,4 @@ function indexText({ state, recall, unindexed_rows: newer }) {
   if (recall !== null) parts.push(`recall ${formatPercent(recall)}`);
   if (newer) parts.push(`${formatNumber(newer)} newer rows outside of it`);
   return parts.join(", ");
-}
-
-/** Path of a record of a collection. */
-export function recordPath(name, id) {
-  return collectionPath(name, `/records/${id.split("/").map(encodeURIComponent).join("/")}`);
 }

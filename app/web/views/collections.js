@@ -1,8 +1,9 @@
 // The collections of the server, and one of them.
+import { IndexState } from "../components/index-state.js";
 import { Busy, Empty, ErrorNotice } from "../components/message.js";
 import { Scroll } from "../components/scroll.js";
-import { useCollections, useIndexWork } from "../lib/collections.js";
-import { NONE, formatBytes, formatCount, formatNumber, formatPercent } from "../lib/format.js";
+import { useCollections } from "../lib/collections.js";
+import { NONE, formatBytes, formatCount, formatNumber } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { useCanManage } from "../lib/rights.js";
 import { link } from "../lib/router.js";
@@ -48,23 +49,6 @@ function Row({ collection }) {
     <td role="cell" class="cell-state"><${IndexState} name=${collection.name} index=${collection.index} /></td>
     <td role="cell" data-label="Model">${collection.model ?? NONE}</td><td role="cell" data-label="Metric">${collection.metric}</td>
     ${NUMBERS.map(([label, text]) => html`<td key=${label} role="cell" class="number" data-label=${label}>${text(collection)}</td>`)}</tr>`;
-}
-
-const INDEX_STATES = { none: ["off", "no index"], building: ["wait", "building"], ready: ["good", "ready"], missed: ["off", "not used"], failed: ["bad", "failed"] };
-
-/** The state of an index of the collection `name` as a word, with its recall and the progress of a build. */
-export function IndexState({ name, index }) {
-  const [kind, label] = INDEX_STATES[index.state] ?? ["off", index.state];
-  const work = useIndexWork(name);
-  return html`<span class="state state-${kind}" title=${index.reason} data-state=${index.state}>${label}
-    ${index.state === "ready" && index.recall !== null ? ` · recall ${formatPercent(index.recall)}` : ""}</span>
-    ${work ? html` <span class="detail index-work">${workText(work)}
-      ${work.total ? html`<progress aria-label="Build of the index of ${name}" max=${work.total} value=${work.done}></progress>` : null}</span>` : null}`;
-}
-
-function workText({ what, done, total, unit }) {
-  const count = total ? `${formatNumber(done)} of ${formatNumber(total)} ${unit}` : "";
-  return [what, count].filter(Boolean).join(", ");
 }
 
 const sum = (list, field) => list.reduce((total, each) => total + each[field], 0);

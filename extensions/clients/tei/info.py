@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, RootModel
 from starlette.responses import Response
 
-from app import VERSION
+from app import server_version
 from app.admin.views import Views
 from app.http.routes.openapi import add_route
 from app.http.routes.responses import json_response
@@ -109,7 +109,7 @@ def _describe(slot: ModelSlot, spec: ModelSpec) -> dict[str, Any]:
         "max_client_batch_size": MAX_TEXTS,
         "auto_truncate": True,
         "tokenization_workers": LONG_THREADS,
-        "version": VERSION,
+        "version": server_version(),
         "sha": None,
         "docker_label": None,
     }
@@ -130,7 +130,7 @@ def _describe_generating(slot: ModelSlot, spec: ModelSpec, generation: Generatio
         "max_client_batch_size": 1,
         "validation_workers": LONG_THREADS,
         "router": "text-generation-router",
-        "version": VERSION,
+        "version": server_version(),
         "sha": None,
         "docker_label": None,
     }

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from frameworks.core.settings.entries import Isolation, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import Isolation
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.replicas.messages import ModelState
 from frameworks.models.versions.identity import ModelIdentity, batch_limits

@@ -8,7 +8,7 @@ import structlog
 
 from frameworks.core.channel.messages import ChannelLost
 from frameworks.core.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
-from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.wire.serialization import error_from_plain
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.replicas.applied_models import AppliedModels

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from frameworks.core.settings.adapters import AdapterEntry
 from frameworks.core.settings.composites import CompositeModelEntry
-from frameworks.core.settings.entries import Isolation, PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import Isolation, TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.threads import EngineThreads
 from frameworks.runtime import ModelEntry

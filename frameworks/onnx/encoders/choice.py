@@ -14,7 +14,7 @@ from frameworks.core.errors import InvalidModel, OutOfMemory, RoundhouseError
 from frameworks.core.files import read_json
 from frameworks.core.settings.entries import TorchModelEntry
 from frameworks.onnx.encoders.copy import encoder_folder, not_compiled
-from frameworks.onnx.quantization.copy import Original
+from frameworks.onnx.quantization.original import Original
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.quantization.comparison import DEFAULT_MIN_COSINE, compare, row_cosines
 from frameworks.quantization.copies import QuantizedCopies

@@ -9,7 +9,7 @@ import structlog
 from frameworks.core.errors import InvalidModel
 from frameworks.core.files import description_folder, parse_json
 from frameworks.core.progress import phase
-from frameworks.onnx.quantization.copy import Original
+from frameworks.onnx.quantization.original import Original
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.types import QuantizationReport
 

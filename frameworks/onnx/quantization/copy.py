@@ -1,7 +1,7 @@
 """Find the int8 copy of a graph in the cache, or make, compare and keep it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -11,12 +11,9 @@ import structlog
 
 from frameworks.core.errors import InvalidModel, RoundhouseError
 from frameworks.core.progress import phase
-from frameworks.core.settings.entries import OnnxModelEntry
-from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.model import OnnxModel
-from frameworks.onnx.providers import ProviderChoice
-from frameworks.onnx.session import open_session
-from frameworks.onnx.text_model import OnnxTextModel, with_text
+from frameworks.onnx.quantization.original import Original
+from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.quantization.ranges import cpu_capability
@@ -27,32 +24,9 @@ from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType,
 log = structlog.get_logger(__name__)
 
 Scheme = Literal["int8", "mixed"]
-Model = OnnxModel | OnnxTextModel
 Made = TypeVar("Made")
 
-# Dynamic quantization is for the CPU: other providers have no kernels for it.
 _RANDOM_BATCHES = 16
-_CPU = ProviderChoice([("CPUExecutionProvider", {})], None)
-
-
-@dataclass(frozen=True, slots=True)
-class Original:
-    """The model to quantize. `bytes_before`: its weights on disk, external data included."""
-
-    file: Path
-    summary: GraphSummary
-    entry: OnnxModelEntry
-    bytes_before: int
-    intra_op_threads: int
-
-    def open(self, file: Path) -> Model:
-        """Open the model as this entry serves it, its graph from `file`, its tokenizer from the model's own folder."""
-        session = open_session(file, _CPU, self.intra_op_threads, 1)
-        model = with_text(
-            [OnnxModel(session, self.file, _CPU, 0, self.entry)], self.file, self.entry.allow_pickled_weights
-        )[0]
-        assert isinstance(model, OnnxModel | OnnxTextModel)
-        return model
 
 
 def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, QuantizationReport]:

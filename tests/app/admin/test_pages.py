@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app import VERSION
+from app import server_version
 from app.admin.pages import LINKS
 from app.config import LoadedSettings, Settings
 from app.server.build import build
@@ -29,7 +29,7 @@ def request(method: str, path: str) -> httpx.Response:
 def test_index_names_version_and_links() -> None:
     response = request("GET", "/")
     assert response.status_code == 200
-    assert response.json() == {"name": "roundhouse", "version": VERSION, "links": LINKS}
+    assert response.json() == {"name": "roundhouse", "version": server_version(), "links": LINKS}
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/docs/swagger-ui-bundle.js"])

@@ -13,7 +13,9 @@ with lean_imports():
 assert gc.isenabled()
 assert gc.get_freeze_count()
 assert os.environ["PYDANTIC_DISABLE_PLUGINS"] == "__all__"
+assert "uvicorn" in sys.modules
 assert "rich" not in sys.modules
+assert "watchfiles" not in sys.modules
 """
 
 KEEP = """

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from app import VERSION
+from app import server_version
 from app.cli.commands import main
 
 
@@ -23,7 +23,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"roundhouse {VERSION}\n"
+    assert capsys.readouterr().out == f"roundhouse {server_version()}\n"
 
 
 def test_no_command_prints_all_commands() -> None:

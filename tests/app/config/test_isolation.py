@@ -7,7 +7,8 @@ import pytest
 from app.admin.models.registrations import read_entry
 from app.config import ConfigError, LoadedSettings, load_settings, parse_model_entry
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"
 KEYS = "max_batch_seconds = 2.5\nmax_process_memory = '2GiB'\nniceness = 7\ncpus = '0,2-3'\n"

@@ -292,7 +292,7 @@ async def test_many_stop_characters_are_prepared_in_thread(monkeypatch: pytest.M
         names.append(threading.current_thread().name)
         return StopStrings(strings)
 
-    monkeypatch.setattr("frameworks.engine.generation.StopStrings", record)
+    monkeypatch.setattr("frameworks.engine.generating.service.StopStrings", record)
     async with generating() as harness:
         for stop in ("b" * 256, "b" * 257):
             request = GenerateRequest(("abc" + stop,), stopping=Stopping(999, strings=(stop,)))

@@ -22,6 +22,8 @@ def ask():
         facts["modules"] = sorted(sys.modules)
         facts["health"] = response("GET", "/health")
         facts["has_fastapi"] = "fastapi" in sys.modules
+        facts["has_openai"] = "app.protocols.openai.chat" in sys.modules
+        facts["completion"] = response("POST", "/v1/completions", json.dumps({"model": "none", "prompt": "a"}))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -46,15 +48,21 @@ NOT_NEEDED = (
     "app.admin.models.api",
     "app.admin.pages",
     "app.http.routes",
+    "app.protocols.open_inference",
+    "app.protocols.openai",
+    "app.protocols.shared.body_codec",
     "app.server.administration",
     "app.server.supervisor",
     "app.server.worker",
+    "extensions.clients.ollama",
+    "extensions.clients.tei",
     "extensions.load_test.options",
     "extensions.offline.options",
     "extensions.pipelines.checker",
     "extensions.search.api",
     "fastapi",
     "filelock",
+    "frameworks.onnx.quantization.copy",
     "google.protobuf",
     "onnx",
     "rich",
@@ -63,6 +71,7 @@ NOT_NEEDED = (
     "tokenizers",
     "torch",
     "transformers",
+    "watchfiles",
 )
 
 
@@ -78,3 +87,5 @@ def test_first_answer_needs_few_modules(tmp_path: Path) -> None:
     assert not imported.intersection(NOT_NEEDED)
     assert facts["health"] == 200
     assert facts["has_fastapi"]
+    assert not facts["has_openai"], "neither does a request of the administration"
+    assert facts["completion"] == 404

@@ -18,7 +18,8 @@ from extensions.ray.replica.hosted_models import HostedModels
 from extensions.ray.replica.listener import ReplicaListener
 from extensions.ray.running_replicas import RunningReplicas
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.registries import RegistrySettings
 from frameworks.engine.threads import EngineThreads
 from frameworks.manager import MLFrameworkManager

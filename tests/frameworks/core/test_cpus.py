@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.core.cpus import format_cpus, parse_cpus, usable_cpus
-from frameworks.core.settings.entries import PerformanceSettings
+from frameworks.core.settings.performance import PerformanceSettings
 
 cpus = st.frozensets(st.integers(0, 300), min_size=1, max_size=20)
 

@@ -42,6 +42,18 @@ def test_long_name_is_cut_in_message(error: Exception) -> None:
     assert len(str(error)) < 400
 
 
+def test_unknown_field_lists_first_known_names() -> None:
+    assert UnknownField.among("q", {"b", "a"}, "x.").reason == "unknown field; known fields are x.a, x.b"
+    assert UnknownField.among("q", ["b", "a"]).reason == "unknown field; known fields are b, a"
+    reason = UnknownField.among("q", [f"name_{i:03}" for i in range(5000)], "inputs.").reason
+    assert reason.startswith("unknown field; known fields are inputs.name_000, inputs.name_001, ")
+    listed = reason.count("inputs.")
+    assert listed > 5
+    assert f" and {5000 - listed} more; GET /openapi.json lists" in reason
+    assert len(reason) < 320
+    assert len(UnknownField.among("q", [LONG, "a"], "inputs.").reason) < 400
+
+
 PRIVATE = "/etc/models/m.onnx"
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import OnnxModelEntry, TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry, Registry
 from frameworks.scheduling.batch.batcher import BatchLimits

@@ -14,7 +14,8 @@ from onnx import helper
 
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import InvalidInput
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.registry import OnnxRegistry
 from frameworks.onnx.value_types import read_type

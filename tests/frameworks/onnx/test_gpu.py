@@ -13,7 +13,8 @@ from onnx import helper
 
 from frameworks.core.devices import DeviceManager, SystemProbe
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.registry import OnnxRegistry
 from frameworks.quantization.copies import QuantizedCopies

@@ -10,7 +10,8 @@ import pytest
 
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.onnx.graph_summary import read_graph_summary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.registry import OnnxRegistry, graph_file, weight_bytes_of

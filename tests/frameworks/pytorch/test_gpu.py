@@ -11,7 +11,8 @@ import torch
 
 from frameworks.core.devices import DeviceManager, SystemProbe
 from frameworks.core.errors import OutOfMemory
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch.device.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.text.pooling import normalize_rows

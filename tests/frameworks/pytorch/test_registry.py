@@ -10,7 +10,8 @@ import transformers
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch.encoders.encoder import EncoderModel
 from frameworks.pytorch.registry import TorchRegistry
 from tests.frameworks.conftest import FolderMaker

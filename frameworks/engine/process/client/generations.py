@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from frameworks.core.errors import DeadlineExceeded, Overloaded
 from frameworks.engine.contract import Run, TokenTimes
+from frameworks.engine.generating.stream import join_pieces
 from frameworks.engine.process.wire.messages import Generate, TextDeltas
 from frameworks.engine.process.wire.serialization import request_to_plain, tenant_to_plain
-from frameworks.engine.stream import join_pieces
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, TextDelta, Usage
 from frameworks.scheduling.steps.token_feed import MAX_UNREAD_TOKENS
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import VERSION
+from app import server_version
 from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata, server_metadata
 from frameworks.core.settings.entries import OnnxModelEntry
 from frameworks.models.versions.identity import ModelIdentity
@@ -208,7 +208,7 @@ def test_server_metadata_names_supported_extensions() -> None:
 
 
 def test_version_is_that_of_distribution() -> None:
-    assert version("roundhouse-server") == VERSION
+    assert version("roundhouse-server") == server_version()
 
 
 def test_generation_inputs_and_outputs() -> None:

@@ -218,7 +218,7 @@ def test_decode_unknown_field_names_the_nearest() -> None:
     assert 'did you mean "inputs.x.shape"' in refusal(
         "float32", {"inputs": {"x": {"data": [1], "shap": [1]}}}, UnknownField
     )
-    assert "known fields are inputs.b, inputs.s, inputs.x" in refusal("mixed", {"inputs": {"q": 1}}, UnknownField)
+    assert "known fields are inputs.x, inputs.s, inputs.b" in refusal("mixed", {"inputs": {"q": 1}}, UnknownField)
     assert 'did you mean "outputs.y"' in refusal("float32", {"input_data": 1, "outputs": ["yy"]}, UnknownField)
 
 

@@ -6,12 +6,20 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
+from app.auth.permissions import INFER, READ, HttpAccess
 from app.protocols.native.codec import NativeCodec
 from app.protocols.native.routes import ROUTES
 from app.protocols.openai.scoring import RERANK_CODEC
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import ErrorReply
-from app.protocols.shared.routes import SEARCHED_BYTES, Route, RouteDescription, RouteTable, SharedPathCodec
+from app.protocols.shared.routes import (
+    SEARCHED_BYTES,
+    NotImported,
+    Route,
+    RouteDescription,
+    RouteTable,
+    SharedPathCodec,
+)
 from extensions.clients.tei.texts import EMBED_CODEC
 from extensions.clients.tei.texts import RERANK_CODEC as TEI_CODEC
 from frameworks.types import PairRequest
@@ -99,6 +107,61 @@ class TestSharedPaths:
     @pytest.mark.parametrize("path", ["/", "", "/models/asked", "/models"])
     def test_other_paths_keep_their_writer(self, path: str) -> None:
         assert self.TABLE.error_codec(path).error_body(ErrorReply(404, "not_found", "m"), "id") != b"other"
+
+
+class TestOtherRoutes:
+    """Routes that are imported when a request needs one. Those of the admin application import none."""
+
+    ACCESS = HttpAccess(
+        {
+            "/infer": {"POST": INFER},
+            "/v9/ask": {"POST": INFER, "GET": READ},
+            "/v9/{name}/answers": {"POST": INFER},
+            "/v9/status": {"GET": READ},
+            "/infer/other": {"POST": INFER},
+        }
+    )
+    OTHERS = tuple(Route(path, OTHER, TEXT) for path in ("/v9/ask", "/v9/{name}/answers", "/infer/other"))
+
+    def table(self) -> tuple[RouteTable, list[int]]:
+        """Return a table, and a list that has an element for each import."""
+        imports: list[int] = []
+
+        def others() -> tuple[Route, ...]:
+            imports.append(1)
+            return self.OTHERS
+
+        return RouteTable(ROUTES, self.ACCESS, others), imports
+
+    @pytest.mark.parametrize("path", ["/infer", "/models/a/infer", "/v9/status", "/nothing", "/v9", ""])
+    def test_other_paths_import_nothing(self, path: str) -> None:
+        table, imports = self.table()
+        assert (table.find(path) is None) == ("infer" not in path)
+        table.error_codec("/infer")
+        assert not imports
+
+    @pytest.mark.parametrize("path", ["/v9/ask", "/v9/ask/", "/v9/a/answers"])
+    def test_route_is_found_after_its_import(self, path: str) -> None:
+        table, imports = self.table()
+        with pytest.raises(NotImported):
+            table.find(path)
+        table.import_others()
+        table.import_others()
+        found = table.find(path)
+        assert found is not None
+        assert found.codec is OTHER
+        assert imports == [1]
+        assert table.find("/nothing") is None
+
+    @pytest.mark.parametrize("path", ["/v9/ask", "/v9/status", "/v9", "/infer/other"])
+    def test_errors_have_form_of_other_protocol(self, path: str) -> None:
+        table, imports = self.table()
+        assert table.error_codec(path) is OTHER
+        assert imports == [1]
+
+    def test_list_of_routes_is_whole(self) -> None:
+        table, _ = self.table()
+        assert table.routes == (*ROUTES, *self.OTHERS)
 
 
 SHARED = SharedPathCodec(RERANK_CODEC, TEI_CODEC, "texts")

@@ -11,7 +11,8 @@ from extensions.ray.ingress.group_startup import Deployed
 from extensions.ray.ingress.starter import RayStarter
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import InvalidModel, ModelUnloaded
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.residency.loader import Loader
 from frameworks.models.versions.states import ModelState

@@ -5,7 +5,8 @@ from pathlib import Path
 from msgspec import msgpack
 
 from app.workers.messages import messages_to_worker
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.replicas.changes import state_of
 from frameworks.models.replicas.control import ControlLink

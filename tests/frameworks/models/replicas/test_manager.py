@@ -17,7 +17,7 @@ from frameworks.core.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.core.settings.entries import PerformanceSettings
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.engine.process.wire.messages import ErrorState
 from frameworks.models.replicas.manager import SharedLoads
 from frameworks.models.replicas.messages import (

@@ -6,7 +6,7 @@ import pytest
 
 from app.workers.messages import messages_to_worker
 from frameworks.core.errors import OutOfMemory, Overloaded
-from frameworks.core.settings.entries import PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.threads import EngineThreads
 from frameworks.models.replicas.changes import state_of
 from frameworks.models.replicas.control import ControlLink

@@ -15,7 +15,8 @@ import pytest
 
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import Draining, ModelFailed
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.process.client.process_engine import ProcessEngine
 from frameworks.engine.registries import RegistrySettings

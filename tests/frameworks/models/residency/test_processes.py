@@ -14,7 +14,8 @@ import pytest
 
 from frameworks.core.devices import DeviceManager
 from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings
 from frameworks.manager import MLFrameworkManager

@@ -9,7 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings, SchedulingSettings
 from frameworks.engine.process.client import process_registry
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager

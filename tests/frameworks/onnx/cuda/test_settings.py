@@ -11,7 +11,8 @@ import pytest
 
 from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.engine.process.host.model_source import ModelSource
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.onnx import registry as registry_module

@@ -12,12 +12,13 @@ from structlog.testing import capture_logs
 
 from frameworks.core.devices import Device, DeviceManager
 from frameworks.core.errors import InvalidModel, ModelFailed
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.onnx.encoders import choice
 from frameworks.onnx.graph_summary import read_graph_summary
 from frameworks.onnx.model import OnnxModel
-from frameworks.onnx.quantization.copy import Original
+from frameworks.onnx.quantization.original import Original
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.pytorch.encoders import kernels
 from frameworks.pytorch.encoders.encoder import EncoderModel

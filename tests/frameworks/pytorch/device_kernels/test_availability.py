@@ -10,7 +10,7 @@ import pytest
 import structlog
 import torch
 
-from frameworks.core.settings.entries import PerformanceSettings
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch import device_kernels
 from frameworks.pytorch.compiled.cache import code_cache
 from frameworks.pytorch.device_kernels import code_folder, launcher

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.generation.sequences import GeneratedToken, SequenceRequest, StepResult
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS

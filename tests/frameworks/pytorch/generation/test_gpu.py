@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from frameworks.core.devices import DeviceManager, SystemProbe
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.generation.types import Constraint, Sampling
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.registry import TorchRegistry

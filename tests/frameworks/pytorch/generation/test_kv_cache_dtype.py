@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.scheduling.steps.sequence import Sequence, StepPart

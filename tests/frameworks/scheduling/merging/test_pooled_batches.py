@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from frameworks.core.devices import DeviceManager
-from frameworks.core.settings.entries import OnnxModelEntry, PerformanceSettings
+from frameworks.core.settings.entries import OnnxModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.onnx.registry import OnnxRegistry
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher

@@ -8,7 +8,8 @@ import torch
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch.generation.step.engine import GeneratingModel
 from frameworks.pytorch.registry import TorchRegistry
 from tests.frameworks.conftest import FolderMaker

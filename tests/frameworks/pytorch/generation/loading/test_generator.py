@@ -9,7 +9,8 @@ import torch
 from structlog.testing import capture_logs
 
 from frameworks.core.errors import InvalidModel, OutOfMemory
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS, CacheShape

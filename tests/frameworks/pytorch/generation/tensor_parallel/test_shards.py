@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from frameworks.core.devices import Device
 from frameworks.core.errors import InvalidModel
-from frameworks.core.settings.entries import PerformanceSettings, TorchModelEntry
+from frameworks.core.settings.entries import TorchModelEntry
+from frameworks.core.settings.performance import PerformanceSettings
 from frameworks.pytorch.generation.decoders.llama import MODEL_TYPES
 from frameworks.pytorch.generation.decoders.step_tables import make_tables
 from frameworks.pytorch.generation.loading import generator

@@ -7,7 +7,7 @@ import pytest
 
 from app.observability.tallies import GenerationMetrics
 from frameworks.core.timings import Timings
-from frameworks.engine.stream import GenerationStream
+from frameworks.engine.generating.stream import GenerationStream
 from frameworks.generation.sequences import GeneratedToken
 from frameworks.generation.text.stop_strings import StopStrings
 from frameworks.generation.text.text_stream import ChoiceText

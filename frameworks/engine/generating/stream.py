@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from frameworks.core.errors import DeadlineExceeded
 from frameworks.core.timings import Timings
 from frameworks.engine.contract import TokenTimes
-from frameworks.engine.prompt_echo import ShownPrompt
+from frameworks.engine.generating.prompt_echo import ShownPrompt
 from frameworks.generation.sequences import NO_TOKEN
 from frameworks.generation.text.text_stream import ChoiceText
 from frameworks.generation.types import Choice, GenerateAnswer, TextDelta, Usage
