@@ -16,6 +16,8 @@ MAX_DEPTH = 4
 """Lists or objects in each other."""
 MAX_VALUES = 1000
 """Elements of a list, or values of an object, unless the parameter says otherwise. An inner list is a value too."""
+MAX_ATTEMPTS = 10
+"""Numbers of a parameter that is a number or a list of them."""
 
 _SHOWN_CHARACTERS = 40
 
@@ -110,6 +112,17 @@ def _numbers(parameter: TaskParameter, value: object, path: str) -> list[Any]:
     return list(value)
 
 
+def _boolean_or_string(parameter: TaskParameter, value: object, path: str) -> bool | str:
+    return value if isinstance(value, bool) else _string(parameter, value, path)
+
+
+def _number_or_numbers(parameter: TaskParameter, value: object, path: str) -> list[float]:
+    values = value if isinstance(value, list | tuple) else [value]
+    if not 1 <= len(values) <= MAX_ATTEMPTS:
+        raise _invalid(parameter, value, path)
+    return [_number(parameter, each, path) for each in values]
+
+
 def _object(parameter: TaskParameter, value: object, path: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not _holds(parameter, _count(value, path, _is_plain, _most_values(parameter))):
         raise _invalid(parameter, value, path)
@@ -125,6 +138,8 @@ _CHECKS: dict[str, Callable[[TaskParameter, object, str], Any]] = {
     "strings": _strings,
     "numbers": _numbers,
     "object": _object,
+    "boolean_or_string": _boolean_or_string,
+    "number_or_numbers": _number_or_numbers,
 }
 
 
@@ -213,6 +228,12 @@ def _expected(parameter: TaskParameter) -> str:
             kind = "an integer" if parameter.type == "integer" else "a number"
             bounds = (("from", parameter.minimum), ("to", parameter.maximum))
             return " ".join([kind, *(f"{word} {bound:.15g}" for word, bound in bounds if bound is not None)])
+        case "boolean_or_string":
+            return "true, false, or one of " + ", ".join(f'"{choice}"' for choice in parameter.choices)
+        case "number_or_numbers":
+            return (
+                f"a number, or up to {MAX_ATTEMPTS} of them, each from {parameter.minimum:g} to {parameter.maximum:g}"
+            )
         case "string" if parameter.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in parameter.choices)
         case "string":

@@ -274,6 +274,7 @@ _SOUND_AND_VIDEO_TASKS = (
                 0,
                 MAX_WINDOW_S,
             ),
+            _boolean("return_duration", "Whether the seconds of the sound are returned.", False),
         ),
         required=("audio",),
     ),

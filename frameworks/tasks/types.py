@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 InputKind = Literal["text", "image", "audio", "video"]
-ParameterType = Literal["boolean", "integer", "number", "string", "template", "strings", "numbers", "object"]
+ParameterType = (
+    Literal["boolean", "integer", "number", "string", "template", "strings", "numbers", "object"]
+    | Literal["boolean_or_string", "number_or_numbers"]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskParameter:
     """A parameter of a request, by transformers' name. `strings`, `numbers`: a list, for `numbers` nested or flat.
 
-    `template`: a string with `{}`. `default`: None where transformers decides. `minimum`, `maximum`: of a number, of
-    the number of elements of a list, or of the characters of a string. `choices`: of a string; empty for any.
+    `template`: a string with `{}`. `number_or_numbers`: a list of up to ten, each within the bounds. `default`: None
+    where transformers decides. `minimum`, `maximum`: of a number, of the number of elements of a list, or of the
+    characters of a string. `choices`: of a string; empty for any.
     """
 
     name: str

@@ -55,17 +55,21 @@ def _query_and_table(_: Any, given: Input, __: Parameters) -> Input:
     return {"query": given["query"], "table": pandas.DataFrame(given["table"])}
 
 
-def _samples(pipeline: Any, given: Input, _: Parameters) -> Any:
+def samples_of(pipeline: Any, given: Input, _: Parameters) -> Any:
     """Return samples at the rate of the model, float32 [samples]."""
     audio = given["audio"]
     return decode_audio(audio, pipeline.feature_extractor.sampling_rate, "audio") if isinstance(audio, bytes) else audio
 
 
 def _speech(pipeline: Any, given: Input, parameters: Parameters) -> Any:
-    """Return samples as `_samples`, where the windows of the sound are bounded. Raises InvalidInput."""
-    samples = _samples(pipeline, given, parameters)
-    check_windows(len(samples) / pipeline.feature_extractor.sampling_rate, parameters)
-    return samples
+    """Return samples as `samples_of`, where the windows of the sound are bounded. Raises InvalidInput."""
+    samples, rate = samples_of(pipeline, given, parameters), pipeline.feature_extractor.sampling_rate
+    seconds = len(samples) / rate
+    check_windows(seconds, parameters)
+    if not parameters.pop("return_duration", False):
+        return samples
+    # The pipeline returns further members of its input beside the text.
+    return {"raw": samples, "sampling_rate": rate, "duration": seconds}
 
 
 def _video(_: Any, given: Input, __: Parameters) -> Any:
@@ -92,9 +96,9 @@ _CONVERT: dict[str, Callable[[Any, Input, Parameters], Any]] = {
     "keypoint-matching": _two_pictures,
     "mask-generation": _picture_and_prompts,
     "table-question-answering": _query_and_table,
-    "audio-classification": _samples,
+    "audio-classification": samples_of,
     "automatic-speech-recognition": _speech,
-    "zero-shot-audio-classification": _samples,
+    "zero-shot-audio-classification": samples_of,
     "video-classification": _video,
 }
 """Task → its conversion. Other tasks read a picture or a text."""

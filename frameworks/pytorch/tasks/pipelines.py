@@ -23,6 +23,8 @@ _REFUSALS = (ValueError, TypeError, KeyError, IndexError, RuntimeError, Pipeline
 _USUAL_STRIDE = 256  # of the pipeline for questions about documents
 # A row has no length after its run: the frames of its padding would be read as speech.
 _NEVER_PADDED = frozenset({"automatic-speech-recognition"})
+_OF_INPUTS = frozenset({"candidate_labels", "return_duration"})
+"""Parameters that a conversion of the input has taken."""
 # Each has noise and a length of its own, and padding changes the end of a shorter sound.
 _ALONE = frozenset({"text-to-audio"})
 _LABELS_OF_FIRST = frozenset({"zero-shot-image-classification", "zero-shot-audio-classification"})
@@ -69,15 +71,15 @@ class RunnablePipeline:
         """As TaskPipeline.prepare."""
         own = dict(parameters)
         given = pipeline_input(self._task, self._pipeline, task_input, own)
-        with self._lock, _refusals():
+        with self._lock, refusals():
             self._check_parts(given, own)
             return self._items(given, own)
 
     def finish(self, outputs: Sequence[Any], parameters: dict[str, Any]) -> Any:
         """As TaskPipeline.finish."""
-        own = {name: value for name, value in parameters.items() if name != "candidate_labels"}
+        own = {name: value for name, value in parameters.items() if name not in _OF_INPUTS}
         # Pipelines divide by the largest number of an output, which may be 0.
-        with self._lock, _refusals(), np.errstate(divide="ignore", invalid="ignore"):
+        with self._lock, refusals(), np.errstate(divide="ignore", invalid="ignore"):
             return as_json(self._postprocessed(outputs, own))
 
     def run(self, items: Sequence[TaskItem]) -> list[Any]:
@@ -179,7 +181,7 @@ class RunnablePipeline:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Raise InvalidInput for what a pipeline raises.
 
     The parameters have the types and bounds of the task; a pipeline refuses what the model cannot do.
