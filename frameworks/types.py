@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from frameworks.generation.speech.spec import SpeechSpec
 from frameworks.generation.types import Conversation, GenerationSpec, PromptEnding, VisionSpec
 from frameworks.images.spec import ImageSpec
 from frameworks.tasks.types import TaskAnswer, TaskItem, TaskSpec
@@ -268,7 +269,7 @@ class ModelSpec:
     compute it. `pipeline`: of a model that answers as a pipeline of transformers does. `messages`: of a model that
     embeds conversations, the bounds of their images. `graphs`: which runs, or decode steps, are graphs of the device,
     or why none is; None on a device without graphs. `state`: its pairs are in neither `inputs` nor `outputs`; None for
-    a model without a state.
+    a model without a state. `speech`: of a model that generates texts of sounds, in the steps of a generating one.
     """
 
     framework: str
@@ -298,6 +299,7 @@ class ModelSpec:
     graphs: str | None = None
     messages: VisionSpec | None = None
     state: StateSpec | None = None
+    speech: SpeechSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
@@ -328,6 +330,11 @@ class ModelSpec:
             inputs=(*self.inputs, *(ValueSpec(pair.input, kind) for pair, kind in states)),
             outputs=(*self.outputs, *(ValueSpec(pair.output, kind) for pair, kind in states)),
         )
+
+    @property
+    def decoder(self) -> GenerationSpec | None:
+        """How the model generates tokens, of texts or of speech; None for a model that runs in batches."""
+        return self.generation if self.speech is None else self.speech.generation
 
     @property
     def max_tokens(self) -> int | None:

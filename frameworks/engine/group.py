@@ -82,7 +82,7 @@ class EngineGroup:
         self.is_dead = False
         self.has_ended_requests = False
         self._members = [GroupMember(each) for each in engines]
-        generates = self.model.spec.generation is not None
+        generates = self.model.spec.decoder is not None
         capacity = settings.limits.max_rows * (1 if generates else _BATCHES_AHEAD * instances)
         self._queue = GroupQueue(self._members, capacity, settings.ageing_s, choose)
         for member in self._members:

@@ -13,6 +13,7 @@ from frameworks.engine.generating.service import GenerationService
 from frameworks.engine.images import ImageService
 from frameworks.engine.seeing.image_pairs import score_images
 from frameworks.engine.seeing.service import SeeingService
+from frameworks.engine.speech.service import SpeechService
 from frameworks.engine.tasks import TaskService
 from frameworks.engine.texts import TextService
 from frameworks.engine.threads import EngineThreads
@@ -67,13 +68,16 @@ class LocalEngine:
         self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
         self._images = ImageService(model, self.submit, threads)
         self._tasks = TaskService(model, self.submit, threads)
+        if model.spec.speech is not None:
+            step_model, steps = cast("StepModel", model), cast("StepDispatcher", dispatcher)
+            self._tasks = SpeechService(step_model, model.spec.speech, steps, threads)
         self._seeing: SeeingService | None = None
         prompts = getattr(model, "content_prompts", None)
         if prompts is not None:
             self._seeing = SeeingService(cast("BatchModel", model), prompts, self.submit, threads)
         self._adapter_uses = AdapterUses(settings.name)
         self._generation: GenerationService | None = None
-        if isinstance(dispatcher, StepDispatcher):
+        if isinstance(dispatcher, StepDispatcher) and model.spec.generation is not None:
             self._generation = GenerationService(cast("StepModel", model), dispatcher, settings.name, threads)
 
     @property
@@ -224,7 +228,7 @@ def start_local_engine(
     """
     model, name = instances[0], settings.name
     dispatcher: Dispatcher | StepDispatcher
-    if model.spec.task == "generate":
+    if model.spec.decoder is not None:
         generating = cast("Sequence[StepModel]", instances)
         steps = [StepWorker(name, instance, counts.generated, device.clock) for instance in generating]
         dispatcher = StepDispatcher(name, steps)

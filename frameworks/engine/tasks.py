@@ -78,11 +78,15 @@ class TaskService:
             finally:
                 run.timings.decoded(begun_s, time.perf_counter())
             self._input_bytes = max(self._input_bytes, sum(item.nbytes for item in items))
-            outputs = await run_items(run, self._submit, items)
+            outputs = await self._outputs_of(run, items)
             del items
             return await self._threads.run_task(_size_of(task_input), pipeline.finish, outputs, parameters)
         finally:
             memory.release(held_bytes)
+
+    async def _outputs_of(self, run: Run, items: list[TaskItem]) -> list[Any]:
+        """Return the outputs of the rows of one input, in order."""
+        return await run_items(run, self._submit, items)
 
 
 async def run_items(run: Run, submit: Submit, items: Sequence[TaskItem]) -> list[Any]:

@@ -11,6 +11,7 @@ from frameworks.generation.media import PromptMedia
 from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.types import NOT_FORCED, FinishReason, ForcedTokens, Sampling
 
+Alignment = np.ndarray[Any, np.dtype[np.float32]]
 NO_TOKEN = -1
 """The token of a sequence that ends without any."""
 
@@ -47,6 +48,7 @@ class SequenceRequest:
     `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
     `adapter_id`: the number of an adapter; 0 for the base. `bad_sequences`: the tokens of `sampling.bad_words`.
     `forced_tokens`: are not sampled; empty with a matcher. `media`: the images of the prompt; None for a text.
+    `is_aligned`: the attention of the prompt's text to its source is returned; `max_tokens` is 0.
     """
 
     sequence_id: int
@@ -66,6 +68,7 @@ class SequenceRequest:
     is_seeded: bool = True
     forced_tokens: ForcedTokens = NOT_FORCED
     media: PromptMedia | None = None
+    is_aligned: bool = False
 
     @property
     def text_prompt_ids(self) -> tuple[int, ...]:
@@ -128,7 +131,8 @@ class StepResult:
     sequences that end with an error. `num_sequences`: that were computed. `costs`: of each tenant in the step, in any
     unit. `scored`: log probabilities of prompts that are complete. `ended`: sequences that end without a token.
     `num_proposed`: draft tokens, of which `num_accepted` were accepted. `speculated`: the same of each sequence that
-    had any, as (id, proposed, accepted).
+    had any, as (id, proposed, accepted). `aligned`: by id, the attention of the tokens of a text to the source, float32
+    [heads, tokens, source tokens].
     """
 
     tokens: list[GeneratedToken]
@@ -142,3 +146,4 @@ class StepResult:
     num_proposed: int = 0
     num_accepted: int = 0
     speculated: list[tuple[int, int, int]] = field(default_factory=list)
+    aligned: dict[int, Alignment] = field(default_factory=dict)

@@ -53,16 +53,8 @@ class SourceSpec:
 
     def prompt_of(self, source_ids: tuple[int, ...]) -> "SourcePrompt":
         """Return the prompt of a sequence whose source has these tokens."""
-        ids = np.asarray(source_ids, np.int64)
-        padded = -(-len(ids) // self.block_tokens) * self.block_tokens
-        prompt_ids = (*source_ids, *[_PADDING] * (padded - len(ids)), *self.decoder_prompt)
-        # Cached blocks are found by the whole source: each state of an encoder depends on all of its tokens.
-        digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
-        group = ImageGroup(-1 - int.from_bytes(digest), {"input_ids": ids[None]}, ((0, padded),))
-        media = PromptMedia(
-            len(prompt_ids), (group,), group.inputs, is_whole=True, source_tokens=len(ids), padded_source=padded
-        )
-        return SourcePrompt(prompt_ids, media)
+        inputs = {"input_ids": np.asarray(source_ids, np.int64)[None]}
+        return prompt_of_inputs(inputs, len(source_ids), self.decoder_prompt, self.block_tokens, source_ids)
 
 
 class SourcePrompt(NamedTuple):
@@ -70,6 +62,29 @@ class SourcePrompt(NamedTuple):
 
     token_ids: tuple[int, ...]
     media: PromptMedia
+
+
+def prompt_of_inputs(
+    inputs: Mapping[str, "np.ndarray[Any, Any]"],
+    source_tokens: int,
+    decoder_prompt: tuple[int, ...],
+    block_tokens: int,
+    source_ids: tuple[int, ...] = (),
+) -> SourcePrompt:
+    """Return the prompt of a source. `inputs`: of the encoder, each a batch of 1. `source_tokens`: states of the source
+    that the encoder returns. `source_ids`: empty for a source that has no tokens of its own, such as a sound.
+    """
+    padded = -(-source_tokens // block_tokens) * block_tokens
+    prompt_ids = (*source_ids, *[_PADDING] * (padded - len(source_ids)), *decoder_prompt)
+    # Cached blocks are found by the whole source: each state of an encoder depends on all of it.
+    digest = hashlib.blake2b(digest_size=8)
+    for each in inputs.values():
+        digest.update(np.ascontiguousarray(each).data)
+    group = ImageGroup(-1 - int.from_bytes(digest.digest()), inputs, ((0, padded),))
+    media = PromptMedia(
+        len(prompt_ids), (group,), inputs, is_whole=True, source_tokens=source_tokens, padded_source=padded
+    )
+    return SourcePrompt(prompt_ids, media)
 
 
 def source_task(named: str | None, architecture: str, config: Mapping[str, Any]) -> SourceTask:

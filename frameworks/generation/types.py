@@ -114,6 +114,21 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampRules:
+    """The timestamps in a text of Whisper, as of transformers' WhisperTimeStampLogitsProcessor.
+
+    `first_id`: the token of 0 s; the tokens of later times follow it, and the one that forbids timestamps precedes it.
+    `end_id`: ends a text; below it are the tokens of texts. `max_initial`: largest number of the first timestamp; None:
+    any. `are_written`: whether the text has timestamps.
+    """
+
+    first_id: int
+    end_id: int
+    max_initial: int | None = None
+    are_written: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Order: penalties and bias change the logits, temperature scales them, top_k, top_p
     and min_p remove candidates, then one token is drawn.
@@ -123,7 +138,8 @@ class Sampling:
     logits. `bad_words`: the token that would complete one is never chosen. `bad_sequences`: the same, as tokens.
     `begin_suppressed_ids`: are never the first token. `no_repeat_ngram_size`: so many tokens in a row occur once in a
     text; 0: any number of times. `source_ngram_size`: so many tokens in a row of an encoder's source do not occur in
-    its text. `beams`: None: one text is continued.
+    its text. `beams`: None: one text is continued. `allowed_ids`: each token is one of them; empty: any. `timestamps`:
+    of a text of speech; its log probabilities are those of the tokens that are allowed. None: no text of speech.
     """
 
     repetition_penalty: float = 1.0
@@ -142,6 +158,8 @@ class Sampling:
     no_repeat_ngram_size: int = 0
     source_ngram_size: int = 0
     beams: BeamSearch | None = None
+    allowed_ids: tuple[int, ...] = ()
+    timestamps: TimestampRules | None = None
 
     @property
     def changes_logits(self) -> bool:

@@ -1,6 +1,7 @@
 """Load PyTorch models from Hugging Face folders: read the files, choose task, dtype and device."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +156,12 @@ class TorchRegistry:
             if files.config.has_encoder:
                 from frameworks.pytorch.generation.encoder_decoder.loading import load_encoder_decoder
 
-                return [load_generator(load, serve=load_encoder_decoder, has_encoder=True)]
+                serve = load_encoder_decoder
+                if files.config.reads_speech:
+                    from frameworks.pytorch.speech.reading import read_speech
+
+                    serve = partial(load_encoder_decoder, read_speech=read_speech)
+                return [load_generator(load, serve=serve, has_encoder=True)]
             return [load_generator(load, draft)]
         return self._load_encoders(files, device, threads, None if bits is None else self._copies)
 

@@ -75,7 +75,11 @@ _BY_TASK: dict[str, tuple[str, ...]] = {
     ),
 }
 
+SPEECH_DECODERS = frozenset({"WhisperForConditionalGeneration"})
+"""Classes that read a sound with an encoder, and write its text with a decoder, in steps as of a generating model."""
+
 _BY_NAME: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SPEECH_DECODERS, ("automatic-speech-recognition",)),
     **{name: (task,) for task, names in _BY_TASK.items() for name in names},
     "FlaubertWithLMHeadModel": _BY_SUFFIX["ForMaskedLM"],
     "XLMWithLMHeadModel": _BY_SUFFIX["ForMaskedLM"],
@@ -166,7 +170,8 @@ def architecture_of(folder: Path) -> str:
 
 
 def find_task(folder: Path, named: str | None) -> str | None:
-    """Return the task of a folder that a pipeline serves; None for one that embeds, classifies or generates.
+    """Return the task of a folder that a pipeline serves; None for one that embeds, classifies or generates, also texts
+    of speech.
 
     `named`: the task of the entry; None: the usual one of the class. Raises InvalidModel where the class does not serve
     it.
@@ -188,4 +193,4 @@ def find_task(folder: Path, named: str | None) -> str | None:
                 f"{folder}: task: expected a task of {architecture or 'a class, but config.json names none'}, which "
                 f'are: {able}; got "{named}"; correct it or remove it'
             )
-    return task
+    return None if architecture in SPEECH_DECODERS else task

@@ -14,6 +14,7 @@ from frameworks.core.errors import InvalidModel
 from frameworks.core.files import read_json
 from frameworks.generation.image_text_models import BASES, PAGE_RETRIEVERS
 from frameworks.generation.image_text_models import SERVED as IMAGE_TEXT_MODELS
+from frameworks.tasks.architectures import SPEECH_DECODERS
 from frameworks.text.late_interaction import PROJECTIONS, LateInteraction, read_late_interaction
 from frameworks.text.pair_scores import Answers, PairMessages, read_answers, read_pair_messages, read_scores_are_logits
 from frameworks.text.sentence_modules.modules import Module, read_modules
@@ -144,7 +145,12 @@ class TextConfig:
     @property
     def has_encoder(self) -> bool:
         """Whether the model generates with a decoder over the states of an encoder."""
-        return self.architecture in ENCODER_DECODERS and self.pooling is None
+        return (self.architecture in ENCODER_DECODERS or self.reads_speech) and self.pooling is None
+
+    @property
+    def reads_speech(self) -> bool:
+        """Whether the encoder reads sounds."""
+        return self.architecture in SPEECH_DECODERS
 
     @property
     def reads_pages(self) -> bool:

@@ -27,6 +27,9 @@ class RunningSequences:
         Tokens that have to be scored are computed again: the cache holds no logits.
         """
         found = self.pool.match(sequence.content_ids, sequence.chain.scope)
+        if sequence.request.is_aligned:
+            # Its attention is wanted of all tokens after the source.
+            return PrefixMatch(found.blocks[: sequence.num_shared_tokens // self.pool.block_tokens], is_pending=False)
         if sequence.num_scored < sequence.num_to_score:
             return PrefixMatch(found.blocks[: sequence.num_scored // self.pool.block_tokens], is_pending=False)
         return found

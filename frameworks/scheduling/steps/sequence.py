@@ -21,10 +21,11 @@ class Sequence:
     prompt whose logits are requested, and `num_scored` of them were computed. `unread_row`: of the tokens that the last
     step sampled, the one that continues the text and that the host has not read; -1: the host knows all tokens.
     `width`: the beams of a search. They share the blocks of the source, and each has others for its own tokens, which
-    are NO_TOKEN here.
+    are NO_TOKEN here. `alignment`: the attention of its text to the source, once it is computed.
     """
 
     __slots__ = (
+        "alignment",
         "blocks",
         "cache",
         "chain",
@@ -57,6 +58,7 @@ class Sequence:
         # The logits after the last token of the prompt belong to the next one.
         self.num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_ids) - 1
         self.num_scored = 0
+        self.alignment: Any = None
 
     @property
     def num_uncomputed_tokens(self) -> int:

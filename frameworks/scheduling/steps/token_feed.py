@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from frameworks.core.errors import Overloaded
 from frameworks.generation.prompt_scores import PromptScores
-from frameworks.generation.sequences import GeneratedToken
+from frameworks.generation.sequences import Alignment, GeneratedToken
 
 MAX_UNREAD_TOKENS = 1024
 """Per sequence; a reader that falls further behind loses its request."""
@@ -58,6 +58,8 @@ class TokenFeed:
         """Those of them that were right."""
         self.prompt_scores: dict[int, PromptScores] = {}
         """By sequence id, of prompts that were computed. They arrive before the first token."""
+        self.alignments: dict[int, Alignment] = {}
+        """By sequence id, as of StepResult."""
 
     @property
     def is_over(self) -> bool:

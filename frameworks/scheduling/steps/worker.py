@@ -145,11 +145,18 @@ class StepWorker:
                 feed.proposed_tokens += proposed
                 feed.accepted_tokens += accepted
 
+    def _deliver_prompts(self, result: StepResult) -> None:
+        for sequence_id, alignment in result.aligned.items():
+            if (feed := self._feeds.get(sequence_id)) is not None:
+                feed.alignments[sequence_id] = alignment
+        for scores in result.scored:
+            if (feed := self._feeds.get(scores.sequence_id)) is not None:
+                feed.prompt_scores[scores.sequence_id] = scores
+
     def _deliver_tokens(self, result: StepResult, ended_s: float) -> None:
         feeds = self._feeds
-        for scores in result.scored:
-            if (feed := feeds.get(scores.sequence_id)) is not None:
-                feed.prompt_scores[scores.sequence_id] = scores
+        if result.scored or result.aligned:
+            self._deliver_prompts(result)
         for token in result.tokens:
             if (feed := feeds.get(token.sequence_id)) is not None:
                 if feed.tenant_tokens is not None:

@@ -54,6 +54,10 @@ class DecoderAttention:
         """Of the encoder, [1, source tokens, hidden size], in the pass that writes their keys and values."""
         self.reads_source = False
         """Whether the layer that attends next does so to the source; the cache that it asks for its states knows."""
+        self.aligned_heads: dict[int, list[int]] = {}
+        """By layer: the heads whose attention to the source says when a token is spoken."""
+        self.aligned: list[torch.Tensor] | None = None
+        """Their weights in a pass that keeps them, float32 [heads, rows, source tokens] of each layer."""
 
     def write_source(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, writes: CacheSlots | None = None
@@ -86,6 +90,10 @@ class DecoderAttention:
         if not key.shape[2]:
             assert rows.source_blocks is not None
             key, value = (states.to(query.dtype) for states in self._read(layer, rows.source_blocks, rows.num_source))
+        if self.aligned is not None and layer in self.aligned_heads:
+            heads = self.aligned_heads[layer]
+            scores = (query[0, heads] * scale) @ key[0, heads].transpose(1, 2)
+            self.aligned.append(scores.float().softmax(-1))
         return _attend(query, key, value, None, scale)
 
     def to_own(

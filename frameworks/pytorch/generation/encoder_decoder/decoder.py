@@ -4,10 +4,12 @@ As in `decoders/transformers_decoder.py`, the model looks its attention function
 that keeps nothing: keys and values of the tokens are passed on to the attention, which has those of the blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -41,7 +43,7 @@ class EncoderDecoder:
         Raises NotBatched.
         """
         self._model = model
-        self._attention = attention
+        self.attention = self._attention = attention
         self._encoder, decoder = model.get_encoder(), model.get_decoder()
         self._device: torch.device = model.device
         self._states = _PassedStates(attention)
@@ -61,9 +63,9 @@ class EncoderDecoder:
             raise NotBatched("it has no head of its own")
         head.register_forward_pre_hook(self._head)
 
-    def encode(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def encode(self, inputs: Mapping[str, "np.ndarray[Any, Any]"]) -> torch.Tensor:
         """Return the states of one source, [1, source tokens, hidden size]. `inputs`: of the encoder, a batch of 1."""
-        on_device = {name: value.to(self._device) for name, value in inputs.items()}
+        on_device = {name: encoder_input(each, self._model) for name, each in inputs.items()}
         states: torch.Tensor = self._encoder(**on_device, return_dict=True).last_hidden_state
         return states
 
@@ -76,6 +78,18 @@ class EncoderDecoder:
         """Write the keys and values of a source. `states`: of the encoder, [1, source tokens, hidden size]."""
         assert self._layers is not None
         self._layers.write_source(states, writes)
+
+    def align(self, heads: SequenceOf[tuple[int, int]]) -> None:
+        """Keep the attention of these heads to the source, (layer, head) each, where a sequence asks for it."""
+        for layer, head in heads:
+            self.attention.aligned_heads.setdefault(layer, []).append(head)
+
+    def alignment(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """Return the attention of the last pass to its source, float32 [heads, rows, source tokens]."""
+        weights, self.attention.aligned = self.attention.aligned, None
+        assert weights
+        found: np.ndarray[Any, np.dtype[np.float32]] = torch.cat(weights).cpu().numpy()
+        return found
 
     def logits(
         self, token_ids: torch.Tensor, rows: TokenRows, states: torch.Tensor | None, logit_rows: torch.Tensor | None
@@ -97,6 +111,12 @@ class EncoderDecoder:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def encoder_input(values: "np.ndarray[Any, Any]", model: Any) -> torch.Tensor:
+    """Return an input of an encoder on its device, features in its dtype."""
+    found = torch.from_numpy(values).to(model.device)
+    return found.to(model.dtype) if found.is_floating_point() else found
 
 
 class _LastRows:

@@ -1,5 +1,7 @@
 """Load a model with an encoder and a decoder, and check its logits against transformers' own."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +19,9 @@ from frameworks.pytorch.generation.encoder_decoder.attention import DecoderAtten
 from frameworks.pytorch.generation.encoder_decoder.decoder import EncoderDecoder, NotBatched, biases_of
 from frameworks.pytorch.generation.encoder_decoder.runner import EncoderDecoderRunner
 from frameworks.pytorch.generation.encoder_decoder.shape import EncoderDecoderShape, read_encoder_decoder_shape
-from frameworks.pytorch.generation.encoder_decoder.trial import EncoderDecoderTrial
+from frameworks.pytorch.generation.encoder_decoder.trial import EncoderDecoderTrial, source_prompts
 from frameworks.pytorch.generation.loading.code_needs import CodeNeeds
-from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel
+from frameworks.pytorch.generation.loading.served import GeneratorLoad, ServedModel, ServedSpeech
 from frameworks.pytorch.generation.step.quantization_report import MIN_COSINE
 from frameworks.pytorch.generation.weights.kernel_choice import log_trials
 from frameworks.pytorch.generation.weights.linear_makers import LinearMaker, linear_weights
@@ -34,8 +36,12 @@ from memory.sizes import format_size
 _PACKED_TOLERANCE = 0.25
 
 
-def load_encoder_decoder(load: GeneratorLoad) -> ServedModel:
-    """Raises InvalidModel, OutOfMemory."""
+ReadSpeech = Callable[[Path, Any, EncoderDecoderShape, int, int], ServedSpeech]
+"""Reads a folder and its model, its shape, the tokens of the longest text, and the blocks of the KV cache."""
+
+
+def load_encoder_decoder(load: GeneratorLoad, read_speech: ReadSpeech | None = None) -> ServedModel:
+    """`read_speech`: of a model whose encoder reads sounds. Raises InvalidModel, OutOfMemory."""
     folder, entry, device = load.folder, load.entry, torch.device(load.device.id)
     shape = read_encoder_decoder_shape(folder, load.dtype, entry.kv_cache_dtype)
     needs = CodeNeeds(load)
@@ -47,8 +53,16 @@ def load_encoder_decoder(load: GeneratorLoad) -> ServedModel:
     cache = _cache_of(load, shape, device)
     max_text_tokens = min(shape.max_text_tokens, (cache.blocks - 1) * BLOCK_TOKENS)
     max_source_tokens = min(shape.max_source_tokens, cache.blocks * BLOCK_TOKENS - max_text_tokens)
-    source = _source_of(load, shape, max_source_tokens, max_text_tokens, cache.blocks)
-    trial = EncoderDecoderTrial(model, folder, shape.vocabulary_size, source, max_text_tokens)
+    source: SourceSpec | None = None
+    speech: ServedSpeech | None = None
+    if read_speech is not None:
+        speech = read_speech(folder, model, shape, max_text_tokens, cache.blocks)
+        _check_context(folder, max_source_tokens - shape.max_source_tokens + 1, max_text_tokens)
+        prompts = speech.trial_prompts()
+    else:
+        source = _source_of(load, shape, max_source_tokens, max_text_tokens, cache.blocks)
+        prompts = source_prompts(source, shape.vocabulary_size, getattr(model.config, "pad_token_id", None))
+    trial = EncoderDecoderTrial(model, folder, shape.vocabulary_size, prompts, max_text_tokens)
     needs.wait_for(model)
     maker = LinearMaker(model, folder, load.bits, entry.kernels)
     phase("layers", len(linear_weights(model)), "layers")
@@ -60,6 +74,8 @@ def load_encoder_decoder(load: GeneratorLoad) -> ServedModel:
         raise InvalidModel(f"{folder}: {name} is not served: {error}; choose another model") from error
     except RuntimeError as error:
         raise (map_device_error(error, f"{folder}: the packed weights", device) or error) from error
+    if speech is not None:
+        decoder.align(speech.alignment_heads)
     phase("checking the logits")
     layouts = LayoutMaker(cache, shape.query_heads // shape.cache.heads, device)
     runner = EncoderDecoderRunner(decoder, cache, layouts)
@@ -81,7 +97,17 @@ def load_encoder_decoder(load: GeneratorLoad) -> ServedModel:
         splits_prompts=True,
         products=maker.products,
         source=source,
+        speech=speech,
     )
+
+
+def _check_context(folder: Path, max_source: int, max_text: int) -> None:
+    """Raise InvalidModel where the KV cache holds no source with a text."""
+    if max_source < 1 or max_text < 1:
+        raise InvalidModel(
+            f"{folder}: kv_cache_bytes: expected a size that fits a source and a text, got "
+            f"{max_source + max_text} tokens; raise it or remove it"
+        )
 
 
 def _source_of(
@@ -90,12 +116,7 @@ def _source_of(
     """Return how prompts are read, by the files of the folder. Raises InvalidModel."""
     settings = source_settings(load.folder, shape.vocabulary_size)
     prompt = settings.decoder_prompt
-    left = max_text - len(prompt)
-    if max_source < 1 or left < 1:
-        raise InvalidModel(
-            f"{load.folder}: kv_cache_bytes: expected a size that fits a source and a text, got "
-            f"{max_source + max_text} tokens; raise it or remove it"
-        )
+    _check_context(load.folder, max_source, max_text - len(prompt))
     assert load.tokenizer is not None
     languages = load.tokenizer.languages
     config = read_json(load.folder / "config.json")

@@ -55,12 +55,14 @@ class EncoderDecoderRunner:
         It may be the first one, where the states of the source are written without it.
         """
         shared = _media(part).padded_source
+        if part.sequence.request.is_aligned:
+            return False
         is_one = part.start + part.num_tokens - max(part.start, shared) == 1
         return is_one and part.completes and (part.start >= shared or self.model.writes_sources_apart)
 
     def _encode(self, part: StepPart) -> torch.Tensor:
         """Return the states of the source of a sequence, [1, source tokens, hidden size]."""
-        return self.model.encode({name: torch.from_numpy(each) for name, each in _media(part).inputs.items()})
+        return self.model.encode(_media(part).inputs)
 
     def _source_writes(self, part: StepPart) -> CacheSlots:
         padded = _media(part).padded_source
@@ -114,9 +116,13 @@ class EncoderDecoderRunner:
         states: torch.Tensor | None = None
         if part.start < media.padded_source:
             states, rows.source_writes = self._encode(part), self._source_writes(part)
+        is_aligned = part.sequence.request.is_aligned
+        self.model.attention.aligned = [] if is_aligned else None
         wanted = min(part.num_logits, len(token_ids))
         kept = torch.arange(len(token_ids) - max(1, wanted), len(token_ids), device=device)
         logits = self.model.logits(torch.tensor(token_ids, device=device), rows, states, kept)
+        if is_aligned:
+            part.sequence.alignment = self.model.alignment()
         return logits[len(logits) - wanted :]
 
 

@@ -1,7 +1,7 @@
 """Check an encoder-decoder over blocks against transformers' own forward pass."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,10 +11,11 @@ import torch
 
 from frameworks.core.errors import InvalidModel, OutOfMemory
 from frameworks.generation.sequences import SequenceRequest
-from frameworks.generation.sources import SourceSpec
+from frameworks.generation.sources import SourcePrompt, SourceSpec
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.device_errors import RUN_ERRORS, map_device_error
 from frameworks.pytorch.generation.decoders.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.encoder_decoder.decoder import encoder_input
 from frameworks.pytorch.generation.encoder_decoder.runner import EncoderDecoderRunner
 from frameworks.pytorch.generation.step.shape import NotPaged
 from frameworks.quantization.comparison import row_cosines
@@ -34,22 +35,21 @@ class EncoderDecoderTrial:
     """The reference logits of two texts, computed before the model is changed."""
 
     def __init__(
-        self, model: Any, folder: Path, vocabulary_size: int, source: SourceSpec, max_text_tokens: int
+        self, model: Any, folder: Path, vocabulary_size: int, prompts: list[SourcePrompt], max_text_tokens: int
     ) -> None:
-        """Raises InvalidModel if the model does not run, OutOfMemory."""
+        """`prompts`: two, without the tokens of a text. Raises InvalidModel if the model does not run, OutOfMemory."""
         self.folder = folder
         self._device, self._dtype = model.device, model.dtype
         random = np.random.default_rng(0)
         counts = [count for end, count in zip(np.cumsum(_PARTS), _PARTS, strict=True) if end <= max_text_tokens]
         self._counts = counts or [1]
-        lengths = [min(each, source.max_tokens) for each in _SOURCES]
-        self._sources = [tuple(random.integers(0, vocabulary_size, each).tolist()) for each in lengths]
-        self._prompts = [source.prompt_of(each) for each in self._sources]
-        self._texts = [random.integers(0, vocabulary_size, sum(self._counts)).tolist() for _ in self._sources]
+        self._prompts = prompts
+        padding = getattr(model.config, "pad_token_id", None)
+        self._texts = [list(_random_ids(random, vocabulary_size, sum(self._counts), padding)) for _ in prompts]
         try:
             with torch.inference_mode():
-                pairs = list(zip(self._sources, self._texts, strict=True))
-                self._expected = torch.cat([_logits(model, ids, text) for ids, text in pairs])
+                pairs = list(zip([each.media.inputs for each in prompts], self._texts, strict=True))
+                self._expected = torch.cat([_logits(model, inputs, text) for inputs, text in pairs])
                 self._original_s = _seconds(lambda: _logits(model, *pairs[-1]))
         except RUN_ERRORS as error:
             self._check_memory(error)
@@ -137,10 +137,24 @@ class EncoderDecoderTrial:
             raise ours from error
 
 
-def _logits(model: Any, source_ids: tuple[int, ...], text_ids: list[int]) -> torch.Tensor:
-    """Return the model's own logits of a text, float32 [tokens, vocabulary]."""
-    source, text = (torch.tensor([ids], device=model.device) for ids in (source_ids, text_ids))
-    logits: torch.Tensor = model(input_ids=source, decoder_input_ids=text, use_cache=False).logits[0]
+def source_prompts(source: SourceSpec, vocabulary_size: int, padding: int | None) -> list[SourcePrompt]:
+    """Return the prompts of two random sources of texts. `padding`: the token that no source has."""
+    random = np.random.default_rng(1)
+    lengths = [min(each, source.max_tokens) for each in _SOURCES]
+    return [source.prompt_of(_random_ids(random, vocabulary_size, each, padding)) for each in lengths]
+
+
+def _random_ids(random: np.random.Generator, vocabulary_size: int, count: int, padding: int | None) -> tuple[int, ...]:
+    """Return random tokens. Without padding: some models give it no position."""
+    ids = random.integers(0, vocabulary_size, count)
+    return tuple(((ids + (ids == padding)) % vocabulary_size).tolist())
+
+
+def _logits(model: Any, inputs: Mapping[str, Any], text_ids: list[int]) -> torch.Tensor:
+    """Return the model's own logits of a text, float32 [tokens, vocabulary]. `inputs`: of the encoder."""
+    given = {name: encoder_input(each, model) for name, each in inputs.items()}
+    text = torch.tensor([text_ids], device=model.device)
+    logits: torch.Tensor = model(**given, decoder_input_ids=text, use_cache=False).logits[0]
     return logits.float().cpu()
 
 

@@ -89,7 +89,7 @@ def _loaded(
     spec = _spec(load, served, vocabulary_size, tokenizer)
     sequences = performance.max_sequences
     most = max(entry.max_num_batched_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
-    assert spec.generation is not None
+    assert spec.decoder is not None
     scheduler = StepScheduler(
         served.pool,
         StepCost(most),
@@ -99,7 +99,7 @@ def _loaded(
         splits_prompts=served.splits_prompts,
         max_scored_tokens=max_scored_tokens(vocabulary_size),
     )
-    if served.source is not None:
+    if served.has_encoder:
         scheduler.max_whole_prompts = sequences
     speculation = _speculation(entry, served, scheduler, drafting, vocabulary_size)
     parts = EngineParts(
@@ -107,7 +107,7 @@ def _loaded(
         scheduler,
         Sampler(torch.device(device.id), vocabulary_size),
         TokenMasks(
-            getattr(tokenizer.pretrained, "backend_tokenizer", None), vocabulary_size, spec.generation.eos_token_ids
+            getattr(tokenizer.pretrained, "backend_tokenizer", None), vocabulary_size, spec.decoder.eos_token_ids
         ),
         tokenizer,
         served.adapters,
@@ -116,6 +116,7 @@ def _loaded(
         served.device_sampler if speculation is None else None,
         served.image_prompts,
         served.tower,
+        None if served.speech is None else served.speech.pipeline,
     )
     if served.tower is not None:
         served.tower.pace(entry.name, performance.intra_op_threads)
@@ -174,7 +175,7 @@ def _speculation(
 
 def _can_propose(served: ServedModel, name: str) -> bool:
     """Whether tokens can be proposed for the texts of a model. Warns where they cannot."""
-    if served.source is not None:
+    if served.has_encoder:
         return False
     if served.unpaged_because is not None:
         log.warning("no tokens are proposed, as transformers' own caches take none back", model=name)
@@ -187,7 +188,22 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
     if template is not None:
         tool_format = tool_format or format_of_template(template.source, template.names)
         text_format = TextFormat(tool_format, thinks_by_template(template.source))
-    return ModelSpec(
+    generation = GenerationSpec(
+        max_context_tokens=served.max_context_tokens,
+        vocabulary_size=vocabulary_size,
+        eos_token_ids=frozenset(each for each in eos_token_ids(folder) if each < vocabulary_size),
+        has_chat_template=tokenizer.has_chat_template,
+        sampling=default_sampling(folder, has_encoder=served.has_encoder),
+        text_format=text_format,
+        has_reasoning_effort=template is not None and template.has_reasoning_effort,
+        unpaged_because=served.unpaged_because,
+        can_infill=tokenizer.infill_tokens is not None,
+        template_variables=frozenset() if template is None else template.variables,
+        forced_tokens=forced_tokens(folder, vocabulary_size),
+        source=served.source,
+        vision=None if served.image_prompts is None else served.image_prompts.bounds,
+    )
+    spec = ModelSpec(
         framework="pytorch",
         task="generate",
         inputs=(ValueSpec("prompt", TensorType("string", ())),),
@@ -198,20 +214,18 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
         quantization=served.quantization,
         products=served.products,
         awaits_kernels=served.switch is not None,
-        generation=GenerationSpec(
-            max_context_tokens=served.max_context_tokens,
-            vocabulary_size=vocabulary_size,
-            eos_token_ids=frozenset(each for each in eos_token_ids(folder) if each < vocabulary_size),
-            has_chat_template=tokenizer.has_chat_template,
-            sampling=default_sampling(folder, has_encoder=served.source is not None),
-            text_format=text_format,
-            has_reasoning_effort=template is not None and template.has_reasoning_effort,
-            unpaged_because=served.unpaged_because,
-            can_infill=tokenizer.infill_tokens is not None,
-            template_variables=frozenset() if template is None else template.variables,
-            forced_tokens=forced_tokens(folder, vocabulary_size),
-            source=served.source,
-            vision=None if served.image_prompts is None else served.image_prompts.bounds,
-        ),
+        generation=generation,
         graphs=served.graphs,
+    )
+    if served.speech is None:
+        return spec
+    task = served.speech.task
+    return replace(
+        spec,
+        task=task.name,
+        inputs=tuple(ValueSpec(name, TensorType("string", (-1,))) for name in task.inputs),
+        outputs=(ValueSpec("predictions", TensorType("string", (-1,))),),
+        generation=None,
+        pipeline=task,
+        speech=replace(served.speech.spec, generation=generation),
     )

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from frameworks.core.devices import Device
 from frameworks.core.settings.entries import TorchModelEntry
-from frameworks.generation.sources import SourceSpec
+from frameworks.generation.sources import SourcePrompt, SourceSpec
+from frameworks.generation.speech.spec import SpeechSpec
 from frameworks.pytorch.generation.decoders.adapters.set import AdapterSet
 from frameworks.pytorch.generation.decoders.runner import StepRunner
 from frameworks.pytorch.generation.sampling.device_sampler import DeviceSampler
@@ -18,6 +21,7 @@ from frameworks.pytorch.generation.weights.packed.building import build_causal_m
 from frameworks.pytorch.generation.weights.packed.weight import WeightSource
 from frameworks.pytorch.loader import load_causal_model
 from frameworks.scheduling.steps.blocks import BlockPool
+from frameworks.tasks.types import TaskPipeline, TaskSpec
 from frameworks.types import ProductTrial, QuantizationReport
 
 if TYPE_CHECKING:
@@ -57,6 +61,24 @@ class GeneratorLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedSpeech:
+    """How the sounds of a model are read. `task`: with the languages of the model. `alignment_heads`: layer and number
+    of those whose attention says when a word is spoken.
+    """
+
+    spec: SpeechSpec
+    task: TaskSpec
+    pipeline: TaskPipeline
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+
+    def trial_prompts(self) -> list[SourcePrompt]:
+        """Return the prompts of two random sounds, without tokens of the decoder."""
+        random, spec = np.random.default_rng(0), self.spec
+        sounds = [random.standard_normal(spec.example_shape, np.float32) for _ in range(2)]
+        return [spec.prompt_of(sound, spec.example_tokens, ()) for sound in sounds]
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
     `adapters`: None where it supports none. `splits_prompts`: whether a prompt may be computed in parts.
@@ -65,7 +87,7 @@ class ServedModel:
     which the caller starts; None where the model waits for none. `graphs`: as ModelSpec.graphs. `device_sampler`:
     None where the host samples. `followers`: the other ranks of `tensor_parallel`, which end with the model.
     `devices`: of all ranks; empty: that of the load. `image_prompts`: None where it reads no images. `tower`: as
-    EngineParts.tower. `source`: as GenerationSpec.source.
+    EngineParts.tower. `source`: as GenerationSpec.source. `speech`: of a model whose encoder reads sounds.
     """
 
     runner: StepRunner
@@ -86,6 +108,12 @@ class ServedModel:
     image_prompts: "ImagePrompts | None" = None
     tower: VisionTower | None = None
     source: SourceSpec | None = None
+    speech: ServedSpeech | None = None
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads the prompts."""
+        return self.source is not None or self.speech is not None
 
 
 def load_model(load: GeneratorLoad) -> Any:

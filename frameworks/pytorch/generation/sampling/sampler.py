@@ -37,8 +37,8 @@ class Sampled(NamedTuple):
 class Sampler:
     """The sampler of one model, used by one thread. It holds buffers for the rows of its largest batch.
 
-    Order: grammar mask; repetition, frequency and presence penalty, logit_bias, bad words; temperature; top_k, top_p
-    and min_p; the draw; forced tokens.
+    Order: grammar mask; repetition, frequency and presence penalty, logit_bias, bad words; allowed tokens; temperature;
+    top_k, top_p and min_p; the draw; forced tokens.
     """
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
@@ -75,7 +75,8 @@ class Sampler:
                 token_ids = self._redraw(values, maxima, token_ids, states, redrawn)
             results = sampled_rows(states, token_ids, maxima)
             token_ids = _force(results, token_ids, states)
-            self._add_logprobs(results, logits, token_ids, states)
+            scores_allowed = all(state.scores_allowed for state in states)
+            self._add_logprobs(results, values if scores_allowed else logits, token_ids, states)
         for row, failure in failures.items():
             results[row] = failure
         return results
@@ -108,7 +109,8 @@ class Sampler:
             if state.logit_processor is not None
         ]
         changes = [(row, change) for row, change in changes if len(change.ids)]
-        if logits.dtype == torch.float32 and not changes and not constrained:
+        masked = [(row, state.allowed) for row, state in enumerate(states) if state.allowed is not None]
+        if logits.dtype == torch.float32 and not changes and not constrained and not masked:
             return logits
         if len(states) > len(self._changed):
             self._changed = self._changed.new_empty(len(states), self._vocabulary_size)
@@ -124,6 +126,8 @@ class Sampler:
             values.view(-1).index_copy_(
                 0, index, torch.where(before < 0, before * divisors, before / divisors).add_(shifts)
             )
+        for row, allowed in masked:
+            allowed.mask(values[row])
         return values
 
     def change_log_probs(self, values: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from frameworks.core.errors import InvalidInput
 from frameworks.generation.sequences import SequenceRequest
 from frameworks.generation.text.bad_words import BadWords, RepeatedNgrams, TokenIds
 from frameworks.generation.types import NOT_FORCED, Sampling
+from frameworks.pytorch.generation.sampling.allowed_tokens import AllowedTokens
 from frameworks.pytorch.generation.sampling.rejection import DraftDraw
 
 _SEED_BITS = 64
@@ -56,6 +57,10 @@ class SamplingState:
         if suppressed or bad or sampling.changes_logits:
             changes = LogitProcessor(sampling, request.text_prompt_ids, suppressed, vocabulary_size, bad)
             self.logit_processor = changes if changes.has_effect else None
+        self.allowed = AllowedTokens.of(sampling)
+        """None where the text may have each token next."""
+        self.scores_allowed = sampling.timestamps is not None
+        """Whether log probabilities are those of the tokens that are allowed."""
         self.draft: DraftDraw | None = None
         """The token that a draft model drew as the next one; None: none was drawn."""
         self._uniforms = None if self.is_greedy else _Uniforms(sampling.seed)
@@ -88,7 +93,7 @@ class SamplingState:
         the host has read the last one.
         """
         has_words = self.logit_processor is not None and self.logit_processor.has_bad_words
-        needs_last = self.matcher is not None or self.forces_tokens or has_words
+        needs_last = self.matcher is not None or self.forces_tokens or has_words or self.allowed is not None
         return not needs_last and self.draft is None
 
     def accept(self, token_id: int) -> None:
@@ -111,6 +116,8 @@ class SamplingState:
             self.matcher.accept(token_id)
         if self.logit_processor is not None:
             self.logit_processor.accept(token_id)
+        if self.allowed is not None:
+            self.allowed.accept(token_id)
 
     def copied(self) -> Self:
         """Return an independent one in the same state."""
@@ -119,6 +126,8 @@ class SamplingState:
             state.matcher = state.matcher.copy()
         if state.logit_processor is not None:
             state.logit_processor = state.logit_processor.copy()
+        if state.allowed is not None:
+            state.allowed = state.allowed.copied()
         return state
 
     def ahead(self, token_ids: Sequence[int]) -> list[Self]:

@@ -56,6 +56,8 @@ class GeneratingModel:
         self.tokenizer = parts.tokenizer
         self.image_prompts = parts.image_prompts
         """Makes prompts of conversations with images; None: the model reads none. Thread-safe."""
+        self.pipeline = parts.pipeline
+        """Reads sounds, and finishes their texts; None for a model of texts. Thread-safe."""
         self._parts: EngineParts | None = parts
         self._masks = parts.masks
         self._block_bytes = parts.runner.block_bytes
@@ -65,8 +67,9 @@ class GeneratingModel:
         self._failed: list[tuple[int, Exception]] = []
         self._in_flight: StepInFlight | None = None
         self._last_read_s = 0.0
-        assert spec.generation is not None
-        self._scorer = PromptScorer(self._device, spec.generation.vocabulary_size)
+        assert spec.decoder is not None
+        self._vocabulary_size = spec.decoder.vocabulary_size
+        self._scorer = PromptScorer(self._device, self._vocabulary_size)
 
     @property
     def has_work(self) -> bool:
@@ -117,9 +120,8 @@ class GeneratingModel:
 
     def add(self, request: SequenceRequest) -> None:
         """As StepModel.add. An invalid request fails at the next step."""
-        assert self.spec.generation is not None
         try:
-            state = SamplingState(request, self.spec.generation.vocabulary_size)
+            state = SamplingState(request, self._vocabulary_size)
         except RoundhouseError as error:
             self._failed.append((request.sequence_id, error))
             return
@@ -171,7 +173,7 @@ class GeneratingModel:
         """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the
         first of them and every response beside it. Raises InvalidModel, OutOfMemory.
         """
-        spec = self.spec.generation
+        spec, speech = self.spec.decoder, self.spec.speech
         assert spec is not None
         for number, wanted in enumerate(_WARM_UP_PROMPTS):
             length = max(1, min(wanted, spec.max_context_tokens - _WARM_UP_TOKENS))
@@ -179,7 +181,9 @@ class GeneratingModel:
             # Kernels are compiled for each kind of sampling: the second text has a penalty.
             sampling = Sampling(top_p=0.9, presence_penalty=float(number), seed=number)
             media: PromptMedia | None = None
-            if spec.source is not None:
+            if speech is not None:
+                prompt, media = speech.example_prompt()
+            elif spec.source is not None:
                 prompt, media = spec.source.prompt_of(prompt)
             self.add(
                 SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, sampling, priority=DEFAULT_PRIORITY, media=media)
@@ -211,7 +215,8 @@ class GeneratingModel:
             self._parts.device_sampler.finish()
         if self._parts is not None and self._parts.tower is not None:
             self._parts.tower.close()
-        self._parts = self._in_flight = None
+        # It holds the model, too.
+        self._parts = self._in_flight = self.pipeline = None
         self._sequences.clear()
         empty_cache(self._device)
 
@@ -399,6 +404,8 @@ class GeneratingModel:
         self.abort(sequence.sequence_id)
         if isinstance(chosen, Sampled):
             result.ended.append(sequence.sequence_id)
+            if sequence.alignment is not None:
+                result.aligned[sequence.sequence_id] = sequence.alignment
         else:
             result.failed.append((sequence.sequence_id, chosen))
         return False

@@ -19,6 +19,7 @@ from frameworks.pytorch.generation.speculation.speculating import Speculation
 from frameworks.pytorch.generation.vision.tower import VisionTower
 from frameworks.scheduling.steps.scheduler import StepScheduler
 from frameworks.scheduling.steps.sequence import StepPlan
+from frameworks.tasks.types import TaskPipeline
 
 if TYPE_CHECKING:
     # transformers' processors take long to import.
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class EngineParts:
     """The components of a generating model. `speculation`: None where no tokens are proposed. `device_sampler`: None
     where the host reads each step before the next. `image_prompts`: None where it reads no images. `tower`:
-    None where the runner computes them in its own pass.
+    None where the runner computes them in its own pass. `pipeline`: of a model of speech.
     """
 
     runner: StepRunner
@@ -42,6 +43,7 @@ class EngineParts:
     device_sampler: DeviceSampler | None = None
     image_prompts: "ImagePrompts | None" = None
     tower: VisionTower | None = None
+    pipeline: TaskPipeline | None = None
 
 
 class EndsWithModel(Protocol):

@@ -1,0 +1,209 @@
+"""Speech read by models that write its text token by token, over a real socket, as transformers computes it."""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+import transformers
+from huggingface_hub import InferenceClient
+
+from frameworks.media.audio import decode_audio
+from tests.e2e.server import RunningServer, serving, wait_until
+from tests.support.media import wav
+from tests.support.models.tasks.whisper import LANGUAGES, SAMPLING_RATE, save_whisper
+
+WINDOW_S = 3
+SECONDS = (0.4, 1.7, 2.9, 3.0, 5.2, 7.5, 11.3)
+
+
+def sound(seconds: float, seed: int) -> bytes:
+    """A file of tones that change, with noise."""
+    random = np.random.default_rng(seed)
+    count = int(seconds * SAMPLING_RATE)
+    times = np.arange(count) / SAMPLING_RATE
+    tones = sum(np.sin(2 * np.pi * random.uniform(80, 3000) * times * random.uniform(0.5, 2)) for _ in range(3))
+    gates = np.repeat(random.uniform(0, 1, count // 2000 + 1), 2000)[:count]
+    samples = 6000 * gates * tones + random.normal(0, 300, count)
+    return wav(np.clip(samples, -32000, 32000).astype(np.int16)[:, None])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_whisper(tmp_path_factory.mktemp("whisper") / "m")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    entry = f'''
+[[models.torch_models]]
+name = "whisper"
+path = "{folder}"
+cache = true
+
+[[models.torch_models]]
+name = "apart"
+path = "{folder}"
+isolation = "process"
+
+[[models.torch_models]]
+name = "int8"
+path = "{folder}"
+dtype = "int8"
+min_cosine = 0.5
+'''
+    with serving(folder.parent, entry) as running:
+        yield running.wait_ready()
+        running.check_log()
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder: Path) -> Any:
+    return transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
+
+
+def expected(pipeline: Any, file: bytes, **options: Any) -> Any:
+    """The prediction of transformers, whose pipeline has a beam search by default."""
+    samples = decode_audio(file, SAMPLING_RATE, "audio")
+    generate = {"num_beams": 1, **options.pop("generate_kwargs", {})}
+    return json.loads(json.dumps(pipeline(samples, generate_kwargs=generate, **options)))
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("returned", [False, True, "word"])
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_sound_read_as_by_transformers(
+    server: RunningServer, pipeline: Any, seconds: float, returned: bool | str
+) -> None:
+    file = sound(seconds, 1)
+    found = server.infer("whisper", audio=b64encode(file).decode(), parameters={"return_timestamps": returned})
+    wanted = expected(pipeline, file, return_timestamps=returned or seconds > WINDOW_S)
+    if not returned:
+        wanted.pop("chunks", None)
+    assert found["predictions"] == [wanted]
+
+
+OPTIONS = (
+    {"language": "de", "task": "translate"},
+    {"num_beams": 3},
+    {"condition_on_prev_tokens": True},
+    {"compression_ratio_threshold": 1.1},
+    {"logprob_threshold": -1.5, "temperature": 0.0},
+    {"no_speech_threshold": 1e-4, "logprob_threshold": -2.0, "temperature": 0.0},
+    {"max_new_tokens": 9},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_option_changes_text_as_in_transformers(server: RunningServer, pipeline: Any, options: dict[str, Any]) -> None:
+    file = sound(7.5, 2)
+    parameters = {"return_timestamps": True, **options}
+    found = server.infer("whisper", audio=b64encode(file).decode(), parameters=parameters)
+    assert found["predictions"] == [expected(pipeline, file, return_timestamps=True, generate_kwargs=options)]
+
+
+def test_windows_side_by_side_equal_transformers(server: RunningServer, pipeline: Any) -> None:
+    file = sound(11.3, 3)
+    options = {"chunk_length_s": 2.5, "stride_length_s": 0.4, "return_timestamps": True}
+    found = server.infer("whisper", audio=b64encode(file).decode(), parameters=options)
+    assert found["predictions"] == [expected(pipeline, file, **options)]
+
+
+def test_sixteen_sounds_at_once_equal_transformers(server: RunningServer, pipeline: Any) -> None:
+    files = [sound(0.5 + 0.45 * number, number) for number in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda file: server.infer("whisper", audio=b64encode(file).decode()), files))
+    wanted = [expected(pipeline, file, return_timestamps=len(file) > 2 * SAMPLING_RATE * WINDOW_S) for file in files]
+    assert [each["predictions"][0]["text"] for each in found] == [each["text"] for each in wanted]
+
+
+@pytest.mark.parametrize("model", ["apart", "int8"])
+def test_model_reads_sound_in_other_ways(server: RunningServer, pipeline: Any, model: str) -> None:
+    file = sound(5.2, 4)
+    parameters = {"return_timestamps": True, "return_segments": True, "language": "en"}
+    [found] = server.infer(model, audio=b64encode(file).decode(), parameters=parameters)["predictions"]
+    assert found["language"] == "en"
+    assert [each["text"] for each in found["segments"]]
+    if model == "apart":
+        generate = {"language": "en"}
+        wanted = expected(pipeline, file, return_timestamps=True, generate_kwargs=generate)
+        assert {name: found[name] for name in wanted} == wanted
+
+
+def test_rejected_text_is_sampled_again(server: RunningServer) -> None:
+    given = {"audio": b64encode(sound(2.9, 5)).decode()}
+    options = {"logprob_threshold": -0.001, "temperature": [0.0, 0.7, 0.9], "return_segments": True, "seed": 3}
+    found = [server.infer("whisper", **given, parameters=options)["predictions"][0]["segments"] for _ in range(2)]
+    assert found[0] == found[1]
+    assert {each["temperature"] for each in found[0]} == {0.9}
+    likely = server.infer("whisper", **given, parameters=options | {"logprob_threshold": -900})
+    assert {each["temperature"] for each in likely["predictions"][0]["segments"]} == {0.0}
+
+
+def test_segments_have_their_scores(server: RunningServer) -> None:
+    given = {"audio": b64encode(sound(7.5, 6)).decode(), "parameters": {"return_segments": True}}
+    [found] = server.infer("whisper", **given)["predictions"]
+    assert found["language"] in LANGUAGES
+    for segment in found["segments"]:
+        assert 0 <= segment["start"] <= segment["end"] <= 9
+        assert segment["avg_logprob"] < 0
+        assert 0 < segment["no_speech_prob"] < 1
+        assert segment["compression_ratio"] > 0
+    assert "".join(each["text"] for each in found["segments"]).split() == found["text"].split()
+
+
+def test_client_of_hugging_face_reads_parts(
+    server: RunningServer, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    client = InferenceClient(model=f"{server.url}/models/whisper", token="none")
+    file = sound(1.7, 7)
+    assert client.automatic_speech_recognition(file).text == expected(pipeline, file)["text"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"language": "xx"}, "parameters.language"),
+        ({"task": "summarize"}, "parameters.task"),
+        ({"return_timestamps": "char"}, "parameters.return_timestamps"),
+        ({"temperature": [0] * 11}, "parameters.temperature"),
+        ({"temperature": 3}, "parameters.temperature"),
+        ({"no_speech_threshold": 0.5}, "parameters.no_speech_threshold"),
+        ({"num_beams": 4, "logprob_threshold": -1}, "parameters.num_beams"),
+        ({"prompt": "word " * 100}, "parameters.prompt"),
+        ({"chunk_length_s": 2, "return_segments": True}, "parameters.return_segments"),
+        ({"num_beam": 2}, "parameters.num_beam"),
+    ],
+)
+def test_wrong_option_of_speech_is_refused(server: RunningServer, parameters: dict[str, Any], field: str) -> None:
+    body = {"audio": b64encode(sound(0.5, 0)).decode(), "parameters": parameters}
+    answer = httpx.post(f"{server.url}/models/whisper/infer", json=body)
+    assert answer.status_code == 400, answer.text
+    assert field in answer.text
+
+
+def test_prompt_for_model_of_speech_is_refused(server: RunningServer) -> None:
+    for path, body in (
+        ("/models/whisper/infer", {"prompt": "a"}),
+        ("/v1/completions", {"model": "whisper", "prompt": "a"}),
+        ("/v1/chat/completions", {"model": "whisper", "messages": [{"role": "user", "content": "a"}]}),
+    ):
+        answer = httpx.post(f"{server.url}{path}", json=body)
+        assert answer.status_code in (400, 404), (path, answer.text)
+        assert "automatic-speech-recognition" in answer.text, (path, answer.text)
+
+
+def test_client_that_leaves_frees_the_model(server: RunningServer) -> None:
+    body = {"audio": b64encode(sound(120, 8)).decode(), "parameters": {"return_timestamps": True}}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/models/whisper/infer", json=body, timeout=0.5)
+    # A sound of two minutes takes longer than this wait.
+    wait_until(lambda: server.sample("sequences", model="whisper", state="running") == 0, 5)
+    wait_until(lambda: server.inflight("whisper") == 0, 5)
