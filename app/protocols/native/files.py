@@ -13,12 +13,13 @@ from app.protocols.native.codec import NativeCodec, NativeRequest, name_and_vers
 from app.protocols.native.form_generation import decode_generation, is_generation, read_generation_options
 from app.protocols.native.images import FIELD, read_files, read_options
 from app.protocols.native.inputs import read_count
-from app.protocols.native.multipart import read_boundary, read_form
+from app.protocols.native.multipart import RULES
 from app.protocols.native.tasks import read_task_files
 from app.protocols.shared.codec import Header, Target, check_content_type
 from app.protocols.shared.errors import UnsupportedMediaType
 from app.protocols.shared.fields.images import MEDIA_TYPES
 from app.protocols.shared.fields.media import FIELDS, check_reads
+from app.protocols.shared.forms import MULTIPART, read_boundary, read_form
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.media.kinds import MEDIA_TYPES as FILE_MEDIA_TYPES
@@ -26,7 +27,6 @@ from frameworks.media.kinds import Kind, kind_of
 from frameworks.tasks.types import TaskRequest
 from frameworks.types import ModelSpec
 
-MULTIPART = b"multipart/form-data"
 OCTET_STREAM = b"application/octet-stream"
 
 _MAX_QUERY_FIELDS = 64
@@ -106,7 +106,7 @@ class FormCodec(NativeCodec):
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Read the parts. Raises InvalidInput, UnknownField."""
-        form = read_form(body, self._boundary)
+        form = read_form(body, self._boundary, RULES)
         if is_generation(form.field, {name for name, _ in form.options}):
             options = read_generation_options(form.options, form.field, bool(form.files))
             return _named(partial(decode_generation, form.files, options), options, target)

@@ -182,26 +182,24 @@ class BodyCodec(JsonCodec, ABC):
             raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
         members = document.members(document.root, self.fields)
         decode = partial(self._decode, document, members)
-        name = target.model or self._model_of(members)
-        return NamedRequest(name, target.version, decode, partial(_timeout_ms_of, members))
+        name = target.model or self.model_of(members)
+        return NamedRequest(name, target.version, decode, partial(timeout_ms_of, members))
 
     def _decode(self, document: Document, members: dict[str, Any], spec: ModelSpec) -> BodyRequest:
         if spec.task in self.by_task:
             codec = self.by_task[spec.task]
             return codec._decode(document, document.members(document.root, codec.fields), spec)
-        if spec.task not in self.tasks:
-            raise InvalidInput(
-                "model",
-                f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
-                f"{self.path} serves no other task",
-            )
+        self.check_task(spec)
         if spec.text is None and spec.image is not None and not self.reads_images:
             raise InvalidInput(
                 "model", f"expected a model that reads texts, got one that reads images; send images to {IMAGE_PATHS}"
             )
         if self.by_task:
             members = document.members(document.root, self._own_fields())
-        fields = {name: document.python(node) for name, node in members.items() if node is not None}
+        return self.decoded({name: document.python(node) for name, node in members.items() if node is not None}, spec)
+
+    def decoded(self, fields: dict[str, Any], spec: ModelSpec) -> BodyRequest:
+        """Return the request of a body for a model of the right task. Raises InvalidInput, UnknownField."""
         ignored = () if self.check is None else self.check(fields, spec) or ()
         ignored += self.policy.apply(fields)
         body = read_body(self.body, fields)
@@ -211,6 +209,15 @@ class BodyCodec(JsonCodec, ABC):
         priority = body.priority or DEFAULT_PRIORITY
         return BodyRequest(request, spec, body, priority, body.timeout_ms, stream, self, ignored)
 
+    def check_task(self, spec: ModelSpec) -> None:
+        """Raise InvalidInput for a model of another task."""
+        if spec.task not in self.tasks:
+            raise InvalidInput(
+                "model",
+                f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
+                f"{self.path} serves no other task",
+            )
+
     def with_tasks(self, tasks: Iterable[Task], codec: "BodyCodec") -> Self:
         """Return a codec that leaves requests for models of these tasks to another codec."""
         kinds = tuple(dict.fromkeys(self.unnamed.kinds + codec.unnamed.kinds))
@@ -219,7 +226,8 @@ class BodyCodec(JsonCodec, ABC):
     def _own_fields(self) -> frozenset[str]:
         return frozenset(self.body.model_fields.keys() | self.policy.refusals.keys())
 
-    def _model_of(self, members: dict[str, Any]) -> str | UnnamedModel:
+    def model_of(self, members: Mapping[str, Any]) -> str | UnnamedModel:
+        """Return the model that the fields of a body name. Raises InvalidInput."""
         name = members.get("model")
         if name is None:
             return self.unnamed
@@ -228,7 +236,8 @@ class BodyCodec(JsonCodec, ABC):
         raise InvalidInput("model", f"expected the name of a model, got {got(name)}; GET /v1/models lists the models")
 
 
-def _timeout_ms_of(members: dict[str, Any]) -> int | None:
+def timeout_ms_of(members: Mapping[str, Any]) -> int | None:
+    """Return the deadline that the fields of a body name. Raises InvalidInput."""
     return read_body(_Deadline, {"timeout_ms": members.get("timeout_ms")}).timeout_ms
 
 

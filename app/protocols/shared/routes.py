@@ -34,8 +34,9 @@ class RouteDescription(NamedTuple):
 
     `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it. `form`: the
     parts of `multipart/form-data`, which bodies may be beside JSON and one file; None where they are not. `query`: the
-    options of a body that is one file. `codes`: of errors that only this route has. `files`: the media types of
-    responses that are one file. `is_file`: whether all are, so that `response` is that of an event.
+    options of a body that is one file. `codes`: of errors that only this route has. `is_form`: each body is a form,
+    whose parts `request` describes. `texts`: media types of responses that are plain text. `files`: those of responses
+    that are one file. `is_file`: whether all are, so that `response` is that of an event.
     """
 
     tag: str
@@ -48,6 +49,8 @@ class RouteDescription(NamedTuple):
     form: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
     codes: frozenset[str] = frozenset()
+    is_form: bool = False
+    texts: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     is_file: bool = False
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from app.protocols.native.codec import NativeRequest
 from app.protocols.native.files import CODEC
-from app.protocols.native.multipart import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, read_boundary, read_form
+from app.protocols.native.multipart import RULES
 from app.protocols.shared.codec import Target
 from app.protocols.shared.errors import InvalidJson, UnsupportedMediaType
 from app.protocols.shared.fields.images import MAX_IMAGES
+from app.protocols.shared.forms import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, read_boundary, read_form
 from frameworks.core.errors import InvalidInput, RoundhouseError, UnknownField
 from frameworks.images.spec import ImageRequest
 from frameworks.tasks.types import TaskParameter, TaskRequest, TaskSpec
@@ -223,7 +224,7 @@ def test_damaged_form_is_read_or_refused(changes: list[tuple[int, int, bytes]]) 
     for at, cut, piece in changes:
         body = body[:at] + piece + body[at + cut :]
     try:
-        parts = read_form(body, b"b-1")
+        parts = read_form(body, b"b-1", RULES)
     except (InvalidInput, UnknownField) as refusal:
         message = refusal.message
     else:
@@ -238,6 +239,6 @@ texts = st.text(max_size=20).map(str.encode)
 
 @given(st.lists(st.tuples(st.just("image"), files) | st.tuples(st.just("top_k"), texts), max_size=5))
 def test_form_parts_are_returned_unchanged(parts: list[Part]) -> None:
-    read = read_form(form(*parts), b"b-1")
+    read = read_form(form(*parts), b"b-1", RULES)
     assert read.files == [content for name, content in parts if name == "image"]
     assert read.options == [(name, content.decode()) for name, content in parts if name == "top_k"]

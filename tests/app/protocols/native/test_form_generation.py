@@ -16,8 +16,9 @@ from app.protocols.native.files import CODEC
 from app.protocols.native.form_fields import FileOptions, InferFiles
 from app.protocols.native.form_generation import GENERATION_PARTS
 from app.protocols.native.images import FILE_OPTIONS
-from app.protocols.native.multipart import MAX_CONSTRAINT_BYTES, MAX_PROMPT_BYTES, MAX_TEXT_BYTES
+from app.protocols.native.multipart import MAX_CONSTRAINT_BYTES, MAX_PROMPT_BYTES
 from app.protocols.shared.codec import AnswerContext, Target
+from app.protocols.shared.forms import MAX_TEXT_BYTES
 from frameworks.core.errors import RequestError, RoundhouseError
 from frameworks.generation.types import (
     Choice,
