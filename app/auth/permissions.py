@@ -75,6 +75,8 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
     "/v1/embeddings": _INFER,
+    "/v1/audio/transcriptions": _INFER,
+    "/v1/audio/translations": _INFER,
     "/v1/rerank": _INFER,
     "/v1/score": _INFER,
     "/v1/tokenize": _INFER,

@@ -59,6 +59,8 @@ HTTP = {
     "POST /v1/messages": "infer",
     "POST /v1/messages/count_tokens": "infer",
     "POST /v1/embeddings": "infer",
+    "POST /v1/audio/transcriptions": "infer",
+    "POST /v1/audio/translations": "infer",
     "POST /v1/rerank": "infer",
     "POST /v1/score": "infer",
     "POST /v1/tokenize": "infer",
@@ -147,6 +149,7 @@ GRPC = {
 }
 """The methods that reflection lists, and the scope of each."""
 
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 OPENAI_BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "a"},
     "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
@@ -272,8 +275,10 @@ def test_another_tenants_key_sees_no_model(keyed: RunningServer, route: str) -> 
     if path in ("/infer", "/inference"):
         body = {"model_name": "vector", "input_data": [1.0]}
     path_of_model = path.format(name="vector", version="1", adapter="a", rest="model.onnx", collection="notes")
-    content = body if HTTP[route] == "infer" else None
-    with keyed.client.stream(method, path_of_model, headers=FOREIGN.headers, json=content) as answer:
+    given: dict[str, Any] = {"json": body if HTTP[route] == "infer" else None}
+    if path in FORMS:
+        given = {"data": {"model": "vector"}, "files": {"file": b"a"}}
+    with keyed.client.stream(method, path_of_model, headers=FOREIGN.headers, **given) as answer:
         text = ""
         for part in answer.iter_text():
             text += part

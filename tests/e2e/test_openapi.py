@@ -51,6 +51,8 @@ ROUTES = {
     "/v1/messages": {"post"},
     "/v1/messages/count_tokens": {"post"},
     "/v1/embeddings": {"post"},
+    "/v1/audio/transcriptions": {"post"},
+    "/v1/audio/translations": {"post"},
     "/v1/rerank": {"post"},
     "/v1/score": {"post"},
     "/v1/tokenize": {"post"},

@@ -143,6 +143,9 @@ def _operation(route: Route, *shared: Route) -> dict[str, Any]:
     if described.in_bytes:
         for content in (requests, responses):
             content["application/octet-stream"] = binary
+    if described.is_form:
+        requests = {"multipart/form-data": requests["application/json"]}
+    responses |= {text: {"schema": {"type": "string"}} for text in described.texts}
     if described.form is not None:
         requests |= {"multipart/form-data": _json_content(described.form)["application/json"]}
         types = (*MEDIA_TYPES, *FILE_MEDIA_TYPES["audio"], *FILE_MEDIA_TYPES["video"], "application/octet-stream")

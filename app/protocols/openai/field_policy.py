@@ -229,6 +229,19 @@ POOLING = FieldPolicy(
         "normalize": Refusal(_USE_ACTIVATION),
     }
 )
+_NO_SPEAKERS = "the server tells no speakers apart: omit the field"
+TRANSCRIPTIONS = FieldPolicy(
+    {
+        "stream": Refusal("a text is sent when it is complete: omit the field", (False,)),
+        "include[]": Refusal("send response_format verbose_json, whose segments have avg_logprob", ([],)),
+        # Each model cuts a long sound by itself.
+        "chunking_strategy": Ignored(neutral=("auto",)),
+        "keywords[]": Refusal("put the words into prompt", ([],)),
+        "languages[]": Refusal("send one language", ([],)),
+        "known_speaker_names[]": Refusal(_NO_SPEAKERS, ([],)),
+        "known_speaker_references[]": Refusal(_NO_SPEAKERS, ([],)),
+    }
+)
 SCORE = FieldPolicy({**_PAIRS, "label_token_ids": Refusal("the scores are those of the model's own head")})
 RERANK = FieldPolicy(
     {

@@ -80,6 +80,48 @@ class EmbeddingsResponse(ResponseBody):
     usage: TokenUsage
 
 
+class DurationUsage(ResponseBody):
+    """Seconds of a sound, rounded up."""
+
+    type: Literal["duration"]
+    seconds: int
+
+
+class TranscriptSegment(ResponseBody):
+    """A part of a text. Scores are those of models that write token by token."""
+
+    id: int
+    seek: int
+    start: float = Field(description="Seconds from the beginning of the sound.")
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float | None = None
+    avg_logprob: float | None = None
+    compression_ratio: float | None = None
+    no_speech_prob: float | None = None
+
+
+class TranscriptWord(ResponseBody):
+    """A word with its times in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class TranscriptionResponse(ResponseBody):
+    """The text of a sound. Other members than `text` and `usage` are those of verbose_json."""
+
+    text: str
+    usage: DurationUsage
+    task: Literal["transcribe", "translate"] | None = None
+    language: str | None = Field(None, description="Code of the language; empty where the model knows none.")
+    duration: float | None = Field(None, description="Seconds of the sound.")
+    segments: list[TranscriptSegment] | None = None
+    words: list[TranscriptWord] | None = None
+
+
 class RankedDocument(ResponseBody):
     """The score of one document."""
 

@@ -20,7 +20,8 @@ from tests.app.protocols.decoding import decode_body
 from tests.app.protocols.json_schemas import accepts, schema_of, values_around
 from tests.app.protocols.openai.decoding import SPECS
 
-CODECS = {route.path: cast(OpenAiCodec, route.codec) for route in ROUTES}
+# Those of forms are tested over a socket: tests/e2e/test_transcriptions.py.
+CODECS = {route.path: cast(OpenAiCodec, route.codec) for route in ROUTES if not route.description.is_form}
 MESSAGES = [{"role": "user", "content": "a"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 MAX = 2**31 - 1
