@@ -15,7 +15,7 @@ import transformers
 from huggingface_hub import InferenceClient
 
 from frameworks.media.audio import decode_audio
-from tests.e2e.server import RunningServer, serving, wait_until
+from tests.e2e.server import WAIT_S, RunningServer, serving, wait_until
 from tests.support.media import wav
 from tests.support.models.tasks.whisper import LANGUAGES, SAMPLING_RATE, save_whisper
 
@@ -179,12 +179,13 @@ def test_client_of_hugging_face_reads_parts(
         ({"num_beams": 4, "logprob_threshold": -1}, "parameters.num_beams"),
         ({"prompt": "word " * 100}, "parameters.prompt"),
         ({"chunk_length_s": 2, "return_segments": True}, "parameters.return_segments"),
+        ({"chunk_length_s": 4}, "parameters.chunk_length_s"),
         ({"num_beam": 2}, "parameters.num_beam"),
     ],
 )
 def test_wrong_option_of_speech_is_refused(server: RunningServer, parameters: dict[str, Any], field: str) -> None:
     body = {"audio": b64encode(sound(0.5, 0)).decode(), "parameters": parameters}
-    answer = httpx.post(f"{server.url}/models/whisper/infer", json=body)
+    answer = httpx.post(f"{server.url}/models/whisper/infer", json=body, timeout=WAIT_S)
     assert answer.status_code == 400, answer.text
     assert field in answer.text
 
@@ -195,7 +196,7 @@ def test_prompt_for_model_of_speech_is_refused(server: RunningServer) -> None:
         ("/v1/completions", {"model": "whisper", "prompt": "a"}),
         ("/v1/chat/completions", {"model": "whisper", "messages": [{"role": "user", "content": "a"}]}),
     ):
-        answer = httpx.post(f"{server.url}{path}", json=body)
+        answer = httpx.post(f"{server.url}{path}", json=body, timeout=WAIT_S)
         assert answer.status_code in (400, 404), (path, answer.text)
         assert "automatic-speech-recognition" in answer.text, (path, answer.text)
 
@@ -205,5 +206,5 @@ def test_client_that_leaves_frees_the_model(server: RunningServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/models/whisper/infer", json=body, timeout=0.5)
     # A sound of two minutes takes longer than this wait.
-    wait_until(lambda: server.sample("sequences", model="whisper", state="running") == 0, 5)
-    wait_until(lambda: server.inflight("whisper") == 0, 5)
+    wait_until(lambda: server.sample("sequences", model="whisper", state="running") == 0)
+    wait_until(lambda: server.inflight("whisper") == 0)

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.server import RunningServer, check_error, serving
+from tests.e2e.server import WAIT_S, RunningServer, check_error, serving
 from tests.e2e.test_speech_decoders import sound
 from tests.support.media import encoded_audio, tone, wav
 from tests.support.models.encoder_decoder_folders import save_encoder_decoder
@@ -46,14 +46,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 
 
 def native(server: RunningServer, model: str, **parameters: Any) -> Any:
     """The prediction of /infer."""
     files = {"audio": FILE[1]}
     data = {"parameters": json.dumps(parameters)}
-    return httpx.post(f"{server.url}/models/{model}/infer", files=files, data=data).json()["predictions"][0]
+    return httpx.post(f"{server.url}/models/{model}/infer", files=files, data=data, timeout=WAIT_S).json()[
+        "predictions"
+    ][0]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -146,7 +148,7 @@ def test_wrong_form_is_refused(
     server: RunningServer, files: dict[str, Any], data: dict[str, Any], field: str, word: str
 ) -> None:
     answer = httpx.post(
-        f"{server.url}/v1/audio/transcriptions", files=files or {"user": (None, b"a")}, data=data, timeout=30
+        f"{server.url}/v1/audio/transcriptions", files=files or {"user": (None, b"a")}, data=data, timeout=WAIT_S
     )
     assert answer.status_code == 400, answer.text
     check_error(answer)
@@ -157,19 +159,34 @@ def test_wrong_form_is_refused(
 
 
 def test_unknown_model_of_speech_is_not_found(server: RunningServer) -> None:
-    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files={"file": FILE[1]}, data={"model": "absent"})
+    answer = httpx.post(
+        f"{server.url}/v1/audio/transcriptions", files={"file": FILE[1]}, data={"model": "absent"}, timeout=WAIT_S
+    )
     assert answer.status_code == 404
     assert "absent" in answer.text
 
 
 def test_json_instead_of_a_form_is_refused(server: RunningServer) -> None:
-    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", json={"model": "whisper"})
+    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", json={"model": "whisper"}, timeout=WAIT_S)
     assert answer.status_code == 415
     assert "multipart/form-data" in answer.text
 
 
+def test_language_of_ctc_model_is_ignored(server: RunningServer) -> None:
+    answer = httpx.post(
+        f"{server.url}/v1/audio/transcriptions",
+        files={"file": FILE[1]},
+        data={"model": "ctc", "language": "de"},
+        timeout=WAIT_S,
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-roundhouse-ignored"] == "language"
+
+
 def test_ctc_model_translates_nothing(server: RunningServer) -> None:
-    answer = httpx.post(f"{server.url}/v1/audio/translations", files={"file": FILE[1]}, data={"model": "ctc"})
+    answer = httpx.post(
+        f"{server.url}/v1/audio/translations", files={"file": FILE[1]}, data={"model": "ctc"}, timeout=WAIT_S
+    )
     assert answer.status_code == 400
     assert "translates" in answer.text
 

@@ -16,6 +16,7 @@ from frameworks.pytorch.tasks.inputs import samples_of
 from frameworks.pytorch.tasks.outputs import as_json
 from frameworks.pytorch.tasks.pipelines import refusals
 from frameworks.tasks.speech_windows import check_windows
+from frameworks.tasks.table import MAX_WINDOW_S
 from frameworks.tasks.types import TaskItem
 
 _SHORTEST_S = 1e-3
@@ -38,6 +39,7 @@ class SpeechPipeline:
         self._spec = spec
         self._defaults = defaults
         self._source_tokens = source_tokens
+        self._window_s: float = getattr(pipeline.feature_extractor, "chunk_length", MAX_WINDOW_S)
         # A tokenizer keeps its settings in itself while it decodes.
         self._lock = threading.Lock()
 
@@ -45,8 +47,14 @@ class SpeechPipeline:
         """As TaskPipeline.prepare: a row for each window that is transcribed by itself."""
         samples = samples_of(self._pipeline, task_input, parameters)
         seconds = len(samples) / self._pipeline.feature_extractor.sampling_rate
-        if parameters.get("chunk_length_s") is not None or self._spec.timestamps is None:
+        window_s = parameters.get("chunk_length_s")
+        if window_s is not None or self._spec.timestamps is None:
             check_windows(seconds, parameters)
+        if window_s is not None and window_s > self._window_s:
+            raise InvalidInput(
+                "parameters.chunk_length_s",
+                f"expected at most {self._window_s:g}, which the encoder reads, got {window_s:g}; lower it",
+            )
         if seconds < _SHORTEST_S:
             raise InvalidInput("audio", "expected at least a millisecond of sound, got less; send a longer one")
         windows = {name: parameters[name] for name in ("chunk_length_s", "stride_length_s") if name in parameters}
@@ -57,7 +65,8 @@ class SpeechPipeline:
 
     def finish(self, outputs: Sequence[SpeechText], parameters: dict[str, Any]) -> Any:
         """As TaskPipeline.finish: what the pipeline of transformers returns, and `segments` where they are wanted."""
-        returned, options = parameters.get("return_timestamps", False), {}
+        returned = parameters.get("return_timestamps", self._defaults.is_timed)
+        options: dict[str, Any] = {}
         if self._spec.timestamps is not None:
             # Timestamps are no part of a text; a long sound has some in any case.
             options["return_timestamps"] = returned or any(each.is_timed for each in outputs)

@@ -226,6 +226,13 @@ def _write(decoded: OpenAiRequest, answer: TaskAnswer, context: AnswerContext) -
     return orjson.dumps(response | {"usage": usage})
 
 
+def _without_effect(body: TranslationRequest, spec: ModelSpec) -> tuple[str, ...]:
+    """Return the fields that have no effect on a model: the language, of one that has no languages."""
+    assert spec.pipeline is not None
+    has_languages = any(each.name == "language" for each in spec.pipeline.parameters)
+    return () if has_languages or getattr(body, "language", None) is None else ("language",)
+
+
 def _renamed(field: str) -> str:
     """Return the part of the form that a field of the task comes from."""
     return {"audio": "file", "inputs": "file"}.get(field, field.removeprefix("parameters."))
@@ -247,6 +254,7 @@ TRANSCRIPTIONS_CODEC = TranscriptionCodec(
     _write,
     TRANSCRIPTIONS,
     rename=_renamed,
+    ignored=_without_effect,
 )
 TRANSLATIONS_CODEC = TranscriptionCodec(
     "/v1/audio/translations",
@@ -256,4 +264,5 @@ TRANSLATIONS_CODEC = TranscriptionCodec(
     _write,
     TRANSCRIPTIONS,
     rename=_renamed,
+    ignored=_without_effect,
 )
