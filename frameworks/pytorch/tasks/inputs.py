@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from PIL import Image
 
 from frameworks.core.errors import InvalidInput
@@ -70,6 +71,22 @@ def _speech(pipeline: Any, given: Input, parameters: Parameters) -> Any:
         return samples
     # The pipeline returns further members of its input beside the text.
     return {"raw": samples, "sampling_rate": rate, "duration": seconds}
+
+
+def check_frames(model: Any, samples: torch.Tensor) -> None:
+    """Raise InvalidInput for samples [1, samples] of which a model that reads waves makes no frame.
+
+    Each of its convolutions needs as many values as its kernel has.
+    """
+    frames_of = getattr(model, "_get_feat_extract_output_lengths", None)
+    if frames_of is None or samples.ndim != 2:
+        return
+    count = samples.shape[1]
+    if frames_of(torch.tensor(count)) < max(1, getattr(model.config, "squeeze_factor", 1)):
+        raise InvalidInput(
+            "audio",
+            f"expected a sound and a last window with samples for a frame of the model, got {count}; send a longer one",
+        )
 
 
 def _video(_: Any, given: Input, __: Parameters) -> Any:

@@ -115,6 +115,10 @@ def _implementation(task: str) -> Any:
         from frameworks.pytorch.tasks.text_to_audio import TextToAudio
 
         return TextToAudio
+    if task == "automatic-speech-recognition":
+        from frameworks.pytorch.tasks.speech import SpeechRecognition
+
+        return SpeechRecognition
     if task == "mask-generation":
         from frameworks.pytorch.tasks.mask_generation import MaskGeneration
 

@@ -11,7 +11,7 @@ from transformers.pipelines.base import ChunkPipeline, Pipeline, PipelineExcepti
 from transformers.pipelines.pt_utils import PipelineIterator
 
 from frameworks.core.errors import InvalidInput, RoundhouseError
-from frameworks.pytorch.tasks.inputs import pipeline_input
+from frameworks.pytorch.tasks.inputs import check_frames, pipeline_input
 from frameworks.pytorch.tasks.outputs import as_json
 from frameworks.tasks.parts import check_parts
 from frameworks.tasks.types import TaskItem
@@ -148,6 +148,8 @@ class RunnablePipeline:
     def _item(self, row: Any, forward_parameters: dict[str, Any], labels: str) -> TaskItem:
         tensors = dict(_tensors(row))
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        if "input_values" in tensors:
+            check_frames(self._pipeline.model, tensors["input_values"])
         if isinstance(row, dict):
             nbytes += row.get("shared_bytes", 0)
         sequence = next((tensors[name] for name in _SEQUENCES if name in tensors), None)

@@ -200,8 +200,7 @@ def _write(decoded: OpenAiRequest, answer: TaskAnswer, context: AnswerContext) -
     body: TranslationRequest = decoded.body
     [prediction] = answer.predictions
     text, response_format = str(prediction["text"]).strip(), body.response_format or "json"
-    duration = prediction["duration"]
-    seconds = float(duration[0] if isinstance(duration, list) else duration)
+    seconds = float(prediction["duration"])
     usage = {"type": "duration", "seconds": math.ceil(seconds)}
     match response_format:
         case "json":

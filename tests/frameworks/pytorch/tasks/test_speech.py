@@ -65,3 +65,32 @@ def test_model_with_language_model_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"processor_class": "Wav2Vec2ProcessorWithLM"}))
     with pytest.raises(InvalidModel, match="Wav2Vec2ProcessorWithLM"):
         load_torch_model(tmp_path)
+
+
+def test_duration_of_sound_is_returned(tmp_path: Path) -> None:
+    model = load_torch_model(save_speech_model(tmp_path, "wav2vec2"))
+    assert isinstance(model, TaskModel)
+    model.warm_up()
+    assert model.pipeline is not None
+    waves = [*sounds(), *sounds()]
+    options = {"return_duration": True, "chunk_length_s": 1.0, "return_timestamps": "word"}
+    prepared = [model.pipeline.prepare({"audio": wav(wave)}, options) for wave in waves]
+    plain = {name: value for name, value in options.items() if name != "return_duration"}
+    for wave, outputs in zip(waves, run_together(model, prepared), strict=True):
+        found = model.pipeline.finish(outputs, options)
+        assert found.pop("duration") == len(wave) / 16_000
+        items = model.pipeline.prepare({"audio": wav(wave)}, plain)
+        assert found == model.pipeline.finish(run_together(model, [items])[0], plain)
+
+
+@pytest.mark.parametrize("model_type", ["sew", "wav2vec2"])
+def test_sound_without_a_frame_is_refused(tmp_path: Path, model_type: str) -> None:
+    model = load_torch_model(save_speech_model(tmp_path, model_type))
+    assert isinstance(model, TaskModel)
+    assert model.pipeline is not None
+    # The kernels of the model together cover 258 samples.
+    for options, samples in (({}, 257), ({"chunk_length_s": 1.0, "stride_length_s": 0.0}, 16_008)):
+        with pytest.raises(InvalidInput, match=r"audio: expected a sound and a last window with samples"):
+            model.pipeline.prepare({"audio": wav([0.0] * samples)}, options)
+    [item] = model.pipeline.prepare({"audio": wav([0.0] * 258)}, {})
+    assert run_together(model, [[item]])
