@@ -53,7 +53,7 @@ from tools.bench.shared.models import write_image_model, write_vector_model
 from tools.bench.shared.open_inference import measure_open_inference
 from tools.bench.shared.servers import ROOT
 from tools.bench.shared.table import Row, print_table
-from tools.bench.speech.measure import measure_seq2seq, measure_speech
+from tools.bench.speech.measure import measure_speech
 from tools.bench.text_generation.generation import measure_generation
 from tools.bench.text_generation.generation_adapters import measure_generation_adapters
 from tools.bench.text_generation.generation_llama_cpp import measure_generation_llama_cpp
@@ -135,7 +135,6 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
             lambda: measure_generation_on_gpu(folder),
         ],
         "speech": [lambda: measure_speech(folder / "speech")],
-        "seq2seq": [lambda: measure_seq2seq(folder / "seq2seq")],
         "prefill": [lambda: measure_generation_prefill(folder)],
         "llama-cpp": [lambda: measure_generation_llama_cpp(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],

@@ -1,1 +1,1 @@
-"""Measure models with an encoder and a decoder beside CTranslate2 and transformers: speech, translation."""
+"""Measure models of speech beside CTranslate2 and transformers."""

@@ -1,7 +1,7 @@
-"""Run a model with an encoder and a decoder in a process without a server.
+"""Run a model of Whisper in a process without a server.
 
 `python -m tools.bench.speech.in_process FRAMEWORK FOLDER TOKENS` reads a list of inputs from every line of its standard
-input: paths of features (.npy), or token ids of sources. It writes an empty line when the model is loaded, then the
+input, paths of features (.npy). It writes an empty line when the model is loaded, then the
 seconds that all inputs of a line took as one batch. FRAMEWORK: transformers, ctranslate2 or ctranslate2-int8. TOKENS:
 of each text.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from tools.bench.peers.install import python_of
 from tools.bench.shared.cores import SERVER_CORES, on_cores
 from tools.bench.shared.servers import ROOT
-from tools.bench.speech.models import END, PADDING, WHISPER_PROMPT, WHISPER_SUPPRESSED
+from tools.bench.speech.models import WHISPER_PROMPT, WHISPER_SUPPRESSED
 
 Run = Callable[[list[Any]], None]
 _BEGIN_SUPPRESSED = (220, 50_257)
@@ -66,8 +66,7 @@ def _load(framework: str, folder: Path, num_tokens: int) -> Run:
     if framework == "transformers":
         return _transformers(folder, config, num_tokens)
     compute_type = "int8" if framework.endswith("int8") else "float32"
-    load = _ctranslate2_speech if config["model_type"] == "whisper" else _ctranslate2_texts
-    return load(folder, config, num_tokens, compute_type)
+    return _ctranslate2(folder, config, num_tokens, compute_type)
 
 
 def _transformers(folder: Path, config: dict[str, Any], num_tokens: int) -> Run:
@@ -77,18 +76,16 @@ def _transformers(folder: Path, config: dict[str, Any], num_tokens: int) -> Run:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     model: Any = getattr(transformers, config["architectures"][0]).from_pretrained(folder).eval()
-    is_speech = config["model_type"] == "whisper"
-    options = {"language": "en", "task": "transcribe"} if is_speech else {}
 
     def run(inputs: list[Any]) -> None:
-        given = torch.from_numpy(_features(inputs)) if is_speech else torch.tensor(inputs)
+        options = {"language": "en", "task": "transcribe", "num_beams": 1, "do_sample": False}
         with torch.inference_mode():
-            model.generate(given, max_new_tokens=num_tokens, num_beams=1, do_sample=False, **options)
+            model.generate(torch.from_numpy(_features(inputs)), max_new_tokens=num_tokens, **options)
 
     return run
 
 
-def _ctranslate2_speech(folder: Path, config: dict[str, Any], num_tokens: int, compute_type: str) -> Run:
+def _ctranslate2(folder: Path, config: dict[str, Any], num_tokens: int, compute_type: str) -> Run:
     import ctranslate2
 
     converted = _converted(folder, config)
@@ -108,28 +105,9 @@ def _ctranslate2_speech(folder: Path, config: dict[str, Any], num_tokens: int, c
     return run
 
 
-def _ctranslate2_texts(folder: Path, config: dict[str, Any], num_tokens: int, compute_type: str) -> Run:
-    import ctranslate2
-
-    converted = _converted(folder, config)
-    model = ctranslate2.Translator(str(converted), compute_type=compute_type, intra_threads=1, inter_threads=1)
-
-    def run(inputs: list[Any]) -> None:
-        sources = [[_name(token) for token in source] for source in inputs]
-        model.translate_batch(
-            sources, beam_size=1, max_decoding_length=num_tokens, min_decoding_length=num_tokens, disable_unk=False
-        )
-
-    return run
-
-
 def _features(paths: list[str]) -> "np.ndarray[Any, Any]":
     """Return the features of all sounds, float32 [sounds, channels, frames]."""
     return np.concatenate([np.load(path) for path in paths]).astype(np.float32)
-
-
-def _name(token: int) -> str:
-    return {PADDING: "<pad>", END: "</s>", 2: "<unk>"}.get(token, f"t{token}")
 
 
 def _converted(folder: Path, config: dict[str, Any]) -> Path:
@@ -148,24 +126,16 @@ def _converted(folder: Path, config: dict[str, Any]) -> Path:
     with torch.no_grad():
         spec = loader.get_model_spec(model)
     size = config["vocab_size"]
-    if config["model_type"] == "whisper":
-        names = [f"t{i}" for i in range(size)]
-        known = {50_257: "<|endoftext|>", 50_258: "<|startoftranscript|>", 50_259: "<|en|>", 50_358: "<|translate|>"}
-        known |= {50_359: "<|transcribe|>", 50_360: "<|startoflm|>", 50_361: "<|startofprev|>"}
-        known |= {50_362: "<|nospeech|>", 50_363: "<|notimestamps|>"}
-        known |= {i: f"<|{(i - 50_364) * 0.02:.2f}|>" for i in range(50_364, size)}
-        spec.register_vocabulary([known.get(i, name) for i, name in enumerate(names)])
-        spec.config.suppress_ids = list(WHISPER_SUPPRESSED)
-        spec.config.suppress_ids_begin = list(_BEGIN_SUPPRESSED)
-        spec.config.lang_ids = [WHISPER_PROMPT[1]]
-        spec.config.alignment_heads = [[1, 0]]
-    else:
-        # The loader of Marian drops the last embedding, which is that of the padding.
-        names = [_name(i) for i in range(size - (config["model_type"] == "marian"))]
-        spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "<s>", "</s>", "<unk>"
-        spec.config.decoder_start_token = "<pad>"
-        spec.register_source_vocabulary(names)
-        spec.register_target_vocabulary(list(names))
+    names = [f"t{i}" for i in range(size)]
+    known = {50_257: "<|endoftext|>", 50_258: "<|startoftranscript|>", 50_259: "<|en|>", 50_358: "<|translate|>"}
+    known |= {50_359: "<|transcribe|>", 50_360: "<|startoflm|>", 50_361: "<|startofprev|>"}
+    known |= {50_362: "<|nospeech|>", 50_363: "<|notimestamps|>"}
+    known |= {i: f"<|{(i - 50_364) * 0.02:.2f}|>" for i in range(50_364, size)}
+    spec.register_vocabulary([known.get(i, name) for i, name in enumerate(names)])
+    spec.config.suppress_ids = list(WHISPER_SUPPRESSED)
+    spec.config.suppress_ids_begin = list(_BEGIN_SUPPRESSED)
+    spec.config.lang_ids = [WHISPER_PROMPT[1]]
+    spec.config.alignment_heads = [[1, 0]]
     target.mkdir()
     spec.validate()
     spec.optimize()

@@ -1,8 +1,6 @@
-"""Measure speech and translation: our server, beside CTranslate2 and transformers in a process of their own."""
+"""Measure speech: our server, beside CTranslate2 and transformers in a process of their own."""
 
 import itertools
-import json
-import random
 import time
 import wave
 from base64 import b64encode
@@ -22,13 +20,12 @@ from tools.bench.shared.rounds import in_turn, num_rounds, ratio
 from tools.bench.shared.servers import RunningServer, roundhouse
 from tools.bench.shared.table import Row
 from tools.bench.speech.in_process import in_process
-from tools.bench.speech.models import FLAN_T5_SMALL, OPUS_MT, WHISPER_SMALL, WHISPER_TINY, Shape, save_model
+from tools.bench.speech.models import WHISPER_SMALL, WHISPER_TINY, Shape, save_model
 
 _ROUNDS = 5
 _CALLERS = (1, 8)
 _SECONDS, _RATE = 20, 16_000
-_SPEECH_TOKENS, _TEXT_TOKENS = 60, 40
-_SOURCE_BYTES = 30
+_SPEECH_TOKENS = 60
 _PEERS = ("ctranslate2", "ctranslate2-int8", "transformers")
 _TARGETS = {("ctranslate2", 1): "1.0", ("ctranslate2", 8): "1.3", ("ctranslate2-int8", 1): "0.9"}
 _TIMEOUT_S = 600.0
@@ -49,20 +46,6 @@ def measure_speech(folder: Path) -> list[Row]:
         bodies = [_SpeechBody(file.read_bytes()) for file in files]
         inputs = [str(_features(model, folder / f"{i}.npy", samples)) for i, samples in enumerate(sounds)]
         rows += _compare(folder, shape, model, _SPEECH_TOKENS, [each.of for each in bodies], inputs)
-    return rows
-
-
-def measure_seq2seq(folder: Path) -> list[Row]:
-    """Generate 40 tokens for sources of 30, by 1 and by 8 callers; seconds of all of them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(0)
-    texts = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz ", k=_SOURCE_BYTES)) for _ in range(max(_CALLERS))]
-    rows: list[Row] = []
-    for shape in (OPUS_MT, FLAN_T5_SMALL):
-        model = save_model(folder / shape.name, shape)
-        rows += _compare(
-            folder, shape, model, _TEXT_TOKENS, [partial(_text_body, text) for text in texts], _token_ids(model, texts)
-        )
     return rows
 
 
@@ -146,12 +129,6 @@ class _SpeechBody:
         return orjson.dumps({"model_name": model, "audio": audio, "parameters": parameters}), "application/json"
 
 
-def _text_body(text: str, model: str) -> tuple[bytes, str]:
-    options = {"max_tokens": _TEXT_TOKENS, "min_tokens": _TEXT_TOKENS}
-    prompt = f"{text[:-4]}{next(_requests):04}"
-    return orjson.dumps({"model_name": model, "prompt": prompt, **options}), "application/json"
-
-
 def _sound(seed: int) -> "np.ndarray[Any, Any]":
     """Return noise with gaps, int16 [samples]."""
     draw = np.random.default_rng(seed)
@@ -175,11 +152,3 @@ def _features(model: Path, file: Path, samples: "np.ndarray[Any, Any]") -> Path:
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(model)
     np.save(file, extractor(samples / 32_768, sampling_rate=_RATE, return_tensors="np").input_features)
     return file
-
-
-def _token_ids(model: Path, texts: Sequence[str]) -> list[list[int]]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids: list[list[int]] = json.loads(json.dumps([each.ids for each in tokenizer.encode_batch(texts)]))
-    return ids
