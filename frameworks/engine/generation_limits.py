@@ -114,11 +114,16 @@ def check_beams(request: GenerateRequest, source: SourceSpec, source_tokens: int
     if beams is None:
         return
     needed = source.blocks_of(source_tokens, max_tokens, beams.num_beams)
-    if needed > source.num_blocks:
+    check_blocks("num_beams", beams.num_beams, max_tokens, needed, source.num_blocks)
+
+
+def check_blocks(field: str, num_beams: int, num_tokens: int, needed: int, num_blocks: int) -> None:
+    """Raise InvalidInput for beams that need more blocks than the KV cache has. `num_tokens`: of each."""
+    if needed > num_blocks:
         raise InvalidInput(
-            "num_beams",
-            f"expected beams that take at most {source.num_blocks} blocks of the KV cache, got {beams.num_beams} of "
-            f"{max_tokens} tokens, which take {needed}; ask for fewer beams or tokens",
+            field,
+            f"expected beams that take at most {num_blocks} blocks of the KV cache, got {num_beams} of "
+            f"{num_tokens} tokens, which take {needed}; ask for fewer beams or tokens",
         )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -43,8 +43,7 @@ class SourceSpec:
 
     def blocks_of(self, source_tokens: int, new_tokens: int, num_beams: int) -> int:
         """Return the blocks of a source and of the longest texts of its beams."""
-        text_blocks = -(-(len(self.decoder_prompt) + new_tokens) // self.block_tokens)
-        return -(-source_tokens // self.block_tokens) + num_beams * text_blocks
+        return blocks_of(source_tokens, len(self.decoder_prompt) + new_tokens, num_beams, self.block_tokens)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
@@ -54,7 +53,8 @@ class SourceSpec:
     def prompt_of(self, source_ids: tuple[int, ...]) -> "SourcePrompt":
         """Return the prompt of a sequence whose source has these tokens."""
         inputs = {"input_ids": np.asarray(source_ids, np.int64)[None]}
-        return prompt_of_inputs(inputs, len(source_ids), self.decoder_prompt, self.block_tokens, source_ids)
+        source = source_of_inputs(inputs, len(source_ids), self.block_tokens, source_ids)
+        return source.followed_by(self.decoder_prompt)
 
 
 class SourcePrompt(NamedTuple):
@@ -63,28 +63,38 @@ class SourcePrompt(NamedTuple):
     token_ids: tuple[int, ...]
     media: PromptMedia
 
+    def followed_by(self, decoder_ids: tuple[int, ...]) -> "SourcePrompt":
+        """Return the prompt with further tokens of the decoder."""
+        token_ids = (*self.token_ids, *decoder_ids)
+        return SourcePrompt(token_ids, replace(self.media, num_tokens=len(token_ids)))
 
-def prompt_of_inputs(
+
+def source_of_inputs(
     inputs: Mapping[str, "np.ndarray[Any, Any]"],
     source_tokens: int,
-    decoder_prompt: tuple[int, ...],
     block_tokens: int,
     source_ids: tuple[int, ...] = (),
 ) -> SourcePrompt:
-    """Return the prompt of a source. `inputs`: of the encoder, each a batch of 1. `source_tokens`: states of the source
-    that the encoder returns. `source_ids`: empty for a source that has no tokens of its own, such as a sound.
+    """Return a source that no tokens of the decoder follow yet. `inputs`: of the encoder, each a batch of 1.
+
+    `source_tokens`: states that the encoder returns. `source_ids`: empty for a source that has no tokens of its own,
+    such as a sound.
     """
     padded = -(-source_tokens // block_tokens) * block_tokens
-    prompt_ids = (*source_ids, *[_PADDING] * (padded - len(source_ids)), *decoder_prompt)
+    prompt_ids = (*source_ids, *[_PADDING] * (padded - len(source_ids)))
     # Cached blocks are found by the whole source: each state of an encoder depends on all of it.
     digest = hashlib.blake2b(digest_size=8)
     for each in inputs.values():
         digest.update(np.ascontiguousarray(each).data)
     group = ImageGroup(-1 - int.from_bytes(digest.digest()), inputs, ((0, padded),))
-    media = PromptMedia(
-        len(prompt_ids), (group,), inputs, is_whole=True, source_tokens=source_tokens, padded_source=padded
-    )
+    media = PromptMedia(padded, (group,), inputs, is_whole=True, source_tokens=source_tokens, padded_source=padded)
     return SourcePrompt(prompt_ids, media)
+
+
+def blocks_of(source_tokens: int, text_tokens: int, num_beams: int, block_tokens: int) -> int:
+    """Return the blocks of the KV cache that a source and the texts of its beams take."""
+    source, text = (-(-each // block_tokens) for each in (source_tokens, text_tokens))
+    return source + num_beams * text
 
 
 def source_task(named: str | None, architecture: str, config: Mapping[str, Any]) -> SourceTask:

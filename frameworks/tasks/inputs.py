@@ -41,8 +41,7 @@ def build_request(
         )
     _check_all(spec, inputs, fields)
     checked = [_checked(spec, given, field, parameters) for given, field in zip(inputs, fields, strict=True)]
-    is_random = bool(spec.random_without) and spec.random_without not in parameters
-    return TaskRequest(checked, parameters, is_random)
+    return TaskRequest(checked, parameters, spec.is_random(parameters))
 
 
 def _checked(spec: TaskSpec, given: Mapping[str, Any], field: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from frameworks.tasks.types import TaskParameter, TaskSpec
 
 SPEECH_TASK = "automatic-speech-recognition"
 _MAX_BEAMS = 16
+"""As MAX_BEAMS of the generation of texts, which tasks do not import."""
 _MAX_PROMPT_CHARACTERS = 10_000
 _MAX_NEW_TOKENS = 4096
 
-_OF_ALL = (
-    TaskParameter("return_duration", "boolean", False, description="Whether the seconds of the sound are returned."),
+_PARAMETERS = (
     TaskParameter(
         "temperature", "number_or_numbers", [0.0], 0, 2,
         description="Temperature of sampling; of several, each next one is for a text that a threshold rejects.",
@@ -20,8 +20,7 @@ _OF_ALL = (
     TaskParameter("num_beams", "integer", None, 1, _MAX_BEAMS, description="Texts that a beam search continues."),
     TaskParameter("max_new_tokens", "integer", None, 1, _MAX_NEW_TOKENS, description="Most tokens of a window's text."),
     TaskParameter("seed", "integer", None, 0, 2**63 - 1, description="Seed of sampled texts; a new one by default."),
-)  # fmt: skip
-_OF_TIMESTAMPS = (
+    TaskParameter("return_duration", "boolean", False, description="Whether the seconds of the sound are returned."),
     TaskParameter(
         "return_timestamps", "boolean_or_string", False, choices=("word",),
         description="Whether parts of the text, or words, are returned with their times.",
@@ -60,11 +59,11 @@ _OF_TIMESTAMPS = (
 )  # fmt: skip
 
 
-def speech_task(languages: Iterable[str], tasks: Iterable[str], *, has_timestamps: bool) -> TaskSpec:
+def speech_task(languages: Iterable[str], tasks: Iterable[str]) -> TaskSpec:
     """Return the task of a model. `languages`: their codes. `tasks`: `transcribe`, `translate`. Both are empty for a
     model that has one.
     """
-    parameters = [*(_OF_TIMESTAMPS if has_timestamps else ()), *_OF_ALL]
+    parameters = [*_PARAMETERS]
     languages, tasks = tuple(languages), tuple(tasks)
     if languages:
         text = "Language of the speech, by its code; it is detected by default."
@@ -72,4 +71,4 @@ def speech_task(languages: Iterable[str], tasks: Iterable[str], *, has_timestamp
     if tasks:
         text = "Whether the text is in the language of the speech, or in English."
         parameters.insert(1, TaskParameter("task", "string", choices=tasks, description=text))
-    return replace(TASKS[SPEECH_TASK], parameters=tuple(parameters))
+    return replace(TASKS[SPEECH_TASK], parameters=tuple(parameters), random_without="seed")

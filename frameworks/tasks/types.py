@@ -1,6 +1,6 @@
 """Describe tasks of transformers' pipelines: inputs, parameters, requests and answers."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ class TaskSpec:
     object. `members`: further fields of an input that is an object, such as `question` and `context`. `has_labels`:
     whether the model predicts labels of its own. `labels`: these, by index. `files_per_input`: images of one input.
     `max_inputs`: of one request, `max_characters`: of one text; None for the usual bounds. `random_without`: the
-    parameter without which equal requests have different answers; empty where they never have.
+    parameter without which a sampled answer differs from that of an equal request; empty where no answer is sampled.
     """
 
     name: str
@@ -57,6 +57,17 @@ class TaskSpec:
     def reads(self) -> tuple[str, ...]:
         """The fields of one input."""
         return tuple(dict.fromkeys((*self.inputs, *self.members)))
+
+    def parameter(self, name: str) -> TaskParameter | None:
+        """Return the parameter of this name; None for a task without it."""
+        return next((each for each in self.parameters if each.name == name), None)
+
+    def is_random(self, parameters: Mapping[str, Any]) -> bool:
+        """Return whether equal requests may have different answers. A text at temperature 0 is not sampled."""
+        if not self.random_without or self.random_without in parameters:
+            return False
+        temperature = self.parameter("temperature")
+        return temperature is None or any(parameters.get("temperature", temperature.default))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from app.protocols.shared.codec import Header, Target, check_content_type
 from app.protocols.shared.errors import UnsupportedMediaType
 from app.protocols.shared.fields.images import MEDIA_TYPES
 from app.protocols.shared.fields.media import FIELDS, check_reads
-from app.protocols.shared.forms import MULTIPART, read_boundary, read_form
+from app.protocols.shared.forms import LONG_FORM_BYTES, MULTIPART, read_boundary, read_form
 from frameworks.core.errors import InvalidInput
 from frameworks.images.spec import ImageRequest
 from frameworks.media.kinds import MEDIA_TYPES as FILE_MEDIA_TYPES
@@ -30,8 +30,6 @@ from frameworks.types import ModelSpec
 OCTET_STREAM = b"application/octet-stream"
 
 _MAX_QUERY_FIELDS = 64
-# A form is searched for its boundaries, and its files are copied.
-_LONG_FORM_BYTES = 1024 * 1024
 _MAX_CACHED_TYPES = 64
 # The first bytes that tell the kind of a file.
 _READ_BYTES = 512
@@ -99,7 +97,7 @@ class FormCodec(NativeCodec):
         self._boundary = boundary
 
     def is_long_to_read(self, body: bytes) -> bool:
-        if len(body) >= _LONG_FORM_BYTES:
+        if len(body) >= LONG_FORM_BYTES:
             return True
         # Prompts and messages are JSON or text; a file alone is only copied.
         return super().is_long_to_read(body) and (b"prompt" in body or b"messages" in body)

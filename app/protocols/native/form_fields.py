@@ -2,15 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
 from app.protocols.native.fields import GenerationOptions, drop_null_defaults
 from app.protocols.shared.bodies import MAX_INT32, Body
 from app.protocols.shared.fields.images import MAX_IMAGES
 from app.protocols.shared.fields.media import MAX_FILES
+from app.protocols.shared.forms import FileUpload
 from frameworks.types import LAST_PRIORITY
-
-FileUpload = Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary"})]
 
 # The value of an omitted field that does not accept null.
 _ABSENT: Any = None

@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from pydantic import WithJsonSchema
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from frameworks.core.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 
 MULTIPART = b"multipart/form-data"
+FileUpload = Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary"})]
+"""The field of a form that holds a file."""
+LONG_FORM_BYTES = 1024 * 1024
+"""From this size on a form is read on a thread: it is searched for its boundaries, and its files are copied."""
 MAX_HEADERS = 8
 MAX_HEADER_BYTES = 4096
 """Of the headers of one part together."""

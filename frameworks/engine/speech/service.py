@@ -7,8 +7,9 @@ from frameworks.engine.speech.windows import Windows
 from frameworks.engine.tasks import TaskService, at_once
 from frameworks.engine.threads import EngineThreads
 from frameworks.generation.sequences import Alignment
+from frameworks.generation.sources import SourcePrompt
 from frameworks.generation.speech.spec import SpeechSound, SpeechSpec, SpeechText
-from frameworks.generation.speech.transcription import Transcription
+from frameworks.generation.speech.transcription import Transcription, WindowText
 from frameworks.runtime import StepModel
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.tasks.types import TaskAnswer, TaskItem, TaskRequest
@@ -45,31 +46,47 @@ class SpeechService(TaskService):
 
     async def _transcribe(self, run: Run, sound: SpeechSound) -> SpeechText:
         transcription = Transcription(self._spec, sound)
-        texts = Windows(self._spec, self._dispatcher, run, sound)
-        language_id: int | None = None
-        if self._spec.has_detection and sound.options.language is None:
-            language_id = await texts.language_id(transcription.window())
-        init_ids = transcription.init_ids(language_id)
-        if sound.options.language is not None:
-            language_id = self._spec.language_ids[sound.options.language]
-        while not transcription.is_done:
-            window, decoder_prompt = transcription.window(), transcription.decoder_prompt(init_ids)
-            max_tokens = transcription.max_tokens(decoder_prompt)
-            for temperature in sound.options.temperatures:
-                text = await texts.text(window, decoder_prompt, max_tokens, temperature)
-                if sound.options.needs_scores or transcription.is_unlikely(text):
-                    before = decoder_prompt[: len(decoder_prompt) - len(init_ids)]
-                    text = text._replace(no_speech_prob=await texts.no_speech_prob(window, before))
-                if not transcription.is_rejected(text):
-                    break
+        windows = Windows(self._spec, self._dispatcher, run, sound.options)
+        source = self._spec.source_of(transcription.window())
+        if self._spec.detects_language and transcription.language_id is None:
+            transcription.language_id = await windows.language_id(source)
+        init_ids = transcription.init_ids()
+        while True:
+            decoder_prompt = transcription.decoder_prompt(init_ids)
+            text = await self._attempt(windows, transcription, source, decoder_prompt, len(init_ids))
             if sound.options.needs_words and not transcription.is_silent(text):
-                weights = await texts.alignment(window, decoder_prompt, text.tokens[:-1])
-                times_s = await self._token_times(weights, transcription.heard_frames)
-                text = text._replace(times_s=times_s)
+                weights = await windows.alignment(source.followed_by(decoder_prompt), text.tokens[:-1])
+                text = text._replace(times_s=await self._token_times(weights, transcription.heard_frames))
             transcription.take(text)
-        return SpeechText(
-            tuple(transcription.segments), language_id, sound.stride, sound.options.is_timed, sound.seconds
-        )
+            if transcription.is_done:
+                return transcription.text
+            source = self._spec.source_of(transcription.window())
+
+    async def _attempt(
+        self,
+        windows: Windows,
+        transcription: Transcription,
+        source: SourcePrompt,
+        decoder_prompt: tuple[int, ...],
+        num_init: int,
+    ) -> WindowText:
+        """Return the text of a window at the first temperature at which it is not rejected, or at the last one.
+
+        `num_init`: the last tokens of the decoder's prompt, which begin the text.
+        """
+        options = transcription.options
+        max_tokens = transcription.max_tokens(decoder_prompt)
+        prompt, no_speech_prob = source.followed_by(decoder_prompt), None
+        for temperature in options.temperatures:
+            text = await windows.text(prompt, max_tokens, temperature)
+            asks = options.needs_scores or (options.no_speech_threshold is not None and transcription.is_unlikely(text))
+            if asks and no_speech_prob is None:
+                # It does not depend on the text.
+                no_speech_prob = await windows.no_speech_prob(source.followed_by(decoder_prompt[:-num_init]))
+            text = text._replace(no_speech_prob=no_speech_prob)
+            if not transcription.is_rejected(text):
+                break
+        return text
 
     async def _token_times(self, weights: Alignment | None, num_frames: int) -> tuple[float, ...]:
         """Return the second of each token of a window: of those with weights, and of the last one."""

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from frameworks.generation.sources import SourcePrompt, prompt_of_inputs
+from frameworks.generation.sources import SourcePrompt, source_of_inputs
 from frameworks.generation.types import GenerationSpec
 
+INPUT_NAME = "input_features"
+"""Of the encoder, as transformers names its features."""
 Features = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -43,39 +45,38 @@ class TimestampSpec:
 class SpeechSpec:
     """How a model with an encoder of sounds makes texts.
 
-    `generation`: of the decoder: its context, end tokens and sampling. `input_name`: of the features. `start_ids`:
-    begin each text; its language and its task may follow. `default_ids`: which follow where a request names neither,
-    None for a language that is detected.
-    `language_ids`: the token of each language, by its code. `task_ids`: of `transcribe` and `translate`. `previous_id`:
-    precedes the text before. `max_length`: tokens of a text with those before it. `timestamps`: None: the model writes
-    none. `example_shape`: of the features of a sound, for the warm-up. `has_detection`: whether the language of a sound
-    is found where none is named.
+    `generation`: of the decoder: its context, end tokens and sampling. `start_ids`: begin each text; its language and
+    its task may follow. `block_tokens`, `num_blocks`: of the KV cache. `max_length`: tokens of a text with those before
+    it. `feature_shape`: of a window, [channels, frames]. `source_tokens`: states that the encoder returns for it.
+    `default_ids`: tokens of the language and the task where a request names neither; None: the language is detected.
+    `language_ids`: by code. `task_ids`: of `transcribe` and `translate`. `previous_id`: precedes the text before.
     """
 
     generation: GenerationSpec
-    input_name: str
+    timestamps: TimestampSpec
     start_ids: tuple[int, ...]
     block_tokens: int
+    num_blocks: int
     max_length: int
-    example_shape: tuple[int, ...]
-    example_tokens: int
+    feature_shape: tuple[int, int]
+    source_tokens: int
     default_ids: tuple[int | None, ...] = ()
     language_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     task_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     previous_id: int | None = None
-    timestamps: TimestampSpec | None = None
-    has_detection: bool = False
-    num_blocks: int = 1 << 30
-    """Blocks of the KV cache, of all texts."""
 
-    def prompt_of(self, features: Features, source_tokens: int, decoder_prompt: tuple[int, ...]) -> SourcePrompt:
-        """Return the prompt of a sequence. `features`: of one window, without the axis of a batch."""
-        return prompt_of_inputs({self.input_name: features[None]}, source_tokens, decoder_prompt, self.block_tokens)
+    @property
+    def detects_language(self) -> bool:
+        """Whether the language of a sound is found where a request names none."""
+        return bool(self.language_ids) and self.default_ids[:1] in ((), (None,))
+
+    def source_of(self, features: Features) -> SourcePrompt:
+        """Return the source of a window, float32 [channels, frames], which tokens of the decoder follow."""
+        return source_of_inputs({INPUT_NAME: features[None]}, self.source_tokens, self.block_tokens)
 
     def example_prompt(self) -> SourcePrompt:
         """Return the prompt of a silent sound, for the warm-up."""
-        silence = np.zeros(self.example_shape, np.float32)
-        return self.prompt_of(silence, self.example_tokens, self.start_ids)
+        return self.source_of(np.zeros(self.feature_shape, np.float32)).followed_by(self.start_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,9 @@ class SpeechOptions:
     `compression_ratio_threshold`: a text whose tokens are compressed by more repeats itself. `logprob_threshold`: of
     the mean log probability of a token. `no_speech_threshold`: of a window that is left out where the text is also
     below that. `conditions_on_previous`: whether a window knows the text of those before. `prompt_ids`: a text that
-    the first window continues, with the token before it. `seed`: of sampled texts. `needs_scores`: whether the answer
-    has the log probability of each segment, and that of no speech.
+    the first window continues, with the token before it. `seed`: of sampled texts; None: a new one. `num_beams`: None:
+    the model's own. `needs_scores`: whether the answer has the log probability of each segment, and that of no speech.
+    `needs_words`: whether it has the times of words.
     """
 
     language: str | None = None
@@ -108,19 +110,17 @@ class SpeechOptions:
 
 
 class SpeechSound(NamedTuple):
-    """A sound, or a part of it, as the model reads it: float32 [channels, frames], or [frames] of samples.
+    """A sound, or a part of it, as the model reads it: float32 [channels, frames].
 
-    `source_tokens`: states that the encoder returns for a window. `heard_frames`: those before the padding. `stride`:
-    of a part, its samples, and those that it shares with its neighbours on the left and on the right; None for a whole
-    sound. `seconds`: of the whole sound.
+    `heard_frames`: those before the padding. `seconds`: of the whole sound. `stride`: of a part, its samples, and those
+    that it shares with its neighbours on the left and on the right; None for a whole sound.
     """
 
     features: Features
-    source_tokens: int
     options: SpeechOptions
-    heard_frames: int = 0
+    heard_frames: int
+    seconds: float
     stride: tuple[int, int, int] | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +143,11 @@ class SpeechSegment:
 
 @dataclass(frozen=True, slots=True)
 class SpeechText:
-    """The text of a sound. `language_id`: the token of its language; None where the text has none. `stride`: as of the
-    sound. `is_timed`: whether the tokens have timestamps. `seconds`: of the
-    whole sound.
-    """
+    """The text of a sound. `language_id`: the token of its language; None where the text has none."""
 
+    sound: SpeechSound
     segments: tuple[SpeechSegment, ...]
-    language_id: int | None = None
-    stride: tuple[int, int, int] | None = None
-    is_timed: bool = False
-    seconds: float = 0.0
+    language_id: int | None
 
     @property
     def tokens(self) -> list[int]:

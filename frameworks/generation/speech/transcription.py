@@ -2,7 +2,7 @@
 
 The rules are those of transformers' `WhisperGenerationMixin.generate`, for one sound: which tokens a window begins
 with, when a text is made again at a higher temperature, into which segments its timestamps divide it, and where the
-next window begins. A model without timestamps has one window, which is the whole sound.
+next window begins.
 """
 
 import math
@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frameworks.generation.speech.spec import Features, SpeechSegment, SpeechSound, SpeechSpec, TimestampSpec
+from frameworks.generation.speech.spec import (
+    Features,
+    SpeechSegment,
+    SpeechSound,
+    SpeechSpec,
+    SpeechText,
+    TimestampSpec,
+)
 
 _LOW_TEMPERATURE = 0.5
 """From here on a text does not prepare the next window."""
@@ -37,6 +44,9 @@ class Transcription:
         self.spec = spec
         self.options = sound.options
         self.segments: list[SpeechSegment] = []
+        language = sound.options.language
+        self.language_id = None if language is None else spec.language_ids[language]
+        """The token of the language, once it is known; None for a model without languages."""
         self.seek = 0
         """The first frame of the next window."""
         self._sound = sound
@@ -56,42 +66,39 @@ class Transcription:
         return self._sound.heard_frames - self.seek
 
     @property
+    def text(self) -> SpeechText:
+        """The text so far."""
+        return SpeechText(self._sound, tuple(self.segments), self.language_id)
+
+    @property
     def is_done(self) -> bool:
         """Whether all windows are transcribed."""
         return self.seek >= self._num_frames
 
     @property
     def _window_frames(self) -> int:
-        timestamps = self.spec.timestamps
-        left = self._num_frames - self.seek
-        return left if timestamps is None else min(left, timestamps.window_frames)
+        return min(self._num_frames - self.seek, self.spec.timestamps.window_frames)
 
     def window(self) -> Features:
         """Return the features of the next window, with zeros behind the end of the sound."""
-        features = self._sound.features[..., self.seek : self.seek + self._window_frames]
-        timestamps = self.spec.timestamps
-        if timestamps is not None and features.shape[-1] < timestamps.window_frames:
-            padding = timestamps.window_frames - features.shape[-1]
-            features = np.pad(features, [(0, 0)] * (features.ndim - 1) + [(0, padding)])
-        return features
+        features = self._sound.features[:, self.seek : self.seek + self._window_frames]
+        padding = self.spec.timestamps.window_frames - features.shape[-1]
+        return np.pad(features, ((0, 0), (0, padding))) if padding else features
 
-    def init_ids(self, language_id: int | None) -> tuple[int, ...]:
-        """Return the tokens after which a text begins. `language_id`: of the sound, where it was detected."""
+    def init_ids(self) -> tuple[int, ...]:
+        """Return the tokens after which a text begins."""
         spec, options = self.spec, self.options
         ids: list[int | None] = [*spec.start_ids]
         if options.language is None and options.task is None:
             ids += spec.default_ids
-        if options.language is not None:
-            language_id = spec.language_ids[options.language]
-        if language_id is not None:
-            ids[1:2] = [language_id]
+        if self.language_id is not None:
+            ids[1:2] = [self.language_id]
         if options.task is not None:
             ids = [each for each in ids if each not in spec.task_ids.values()] + [spec.task_ids[options.task]]
         elif options.language is not None and spec.task_ids and not set(ids) & set(spec.task_ids.values()):
             ids.append(spec.task_ids["transcribe"])
-        if spec.timestamps is not None:
-            ids = [each for each in ids if each != spec.timestamps.untimed_id]
-            ids += [] if options.is_timed else [spec.timestamps.untimed_id]
+        ids = [each for each in ids if each != spec.timestamps.untimed_id]
+        ids += [] if options.is_timed else [spec.timestamps.untimed_id]
         return tuple(each for each in ids if each is not None)
 
     def decoder_prompt(self, init_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -106,8 +113,7 @@ class Transcription:
 
     def _without_repeat(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return a segment's tokens without the timestamp that repeats the one before it."""
-        timestamps = self.spec.timestamps
-        repeats = timestamps is not None and len(tokens) > 2 and tokens[-2] >= timestamps.first_id
+        repeats = len(tokens) > 2 and tokens[-2] >= self.spec.timestamps.first_id
         return tokens[:-1] if repeats else tokens
 
     def max_tokens(self, decoder_prompt: tuple[int, ...]) -> int:
@@ -115,8 +121,6 @@ class Transcription:
         positions = self.spec.generation.max_context_tokens
         if self.options.max_new_tokens is not None:
             return max(1, min(self.options.max_new_tokens, positions - len(decoder_prompt)))
-        if self.spec.timestamps is None:
-            return max(1, min(self.spec.max_length, positions) - len(decoder_prompt))
         added = min(positions // 2 - 1, len(decoder_prompt))
         self._max_length = min(self._max_length + added, positions)
         return max(1, self._max_length - len(decoder_prompt))
@@ -158,9 +162,7 @@ class Transcription:
         ends = self.spec.generation.eos_token_ids
         tokens = text.tokens[:-1] if text.tokens and text.tokens[-1] in ends else text.tokens
         divided, num_frames = _divide(tokens, self._window_frames, self.spec.timestamps)
-        offset_s = 0.0
-        if self.spec.timestamps is not None:
-            offset_s = self.seek * self.spec.timestamps.step_s / self.spec.timestamps.frames_per_step
+        offset_s = self.seek * self.spec.timestamps.step_s / self.spec.timestamps.frames_per_step
         first = 0
         for start_s, end_s, part in divided:
             times_s = tuple(offset_s + each for each in text.times_s[first : first + len(part)])
@@ -186,14 +188,12 @@ class Transcription:
 _Part = tuple[float, float, tuple[int, ...]]
 
 
-def _divide(tokens: tuple[int, ...], num_frames: int, spec: TimestampSpec | None) -> tuple[list[_Part], int]:
+def _divide(tokens: tuple[int, ...], num_frames: int, spec: TimestampSpec) -> tuple[list[_Part], int]:
     """Return the parts of a window's text, as (first second, last second, tokens), and the frames that it covers.
 
     `num_frames`: of the window. Two timestamps in a row end a part; what follows the last pair is heard again by the
     next window, unless a single timestamp ends the text.
     """
-    if spec is None:
-        return [(0.0, 0.0, tokens)], num_frames
     first, step_s = spec.first_id, spec.step_s
     are_timestamps = [token >= first for token in tokens]
     pairs = [i + 1 for i in range(len(tokens) - 1) if are_timestamps[i] and are_timestamps[i + 1]]

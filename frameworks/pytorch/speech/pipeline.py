@@ -1,7 +1,7 @@
 """Read sounds for a model that writes their texts token by token, and finish the texts, with transformers' pipeline."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,12 @@ import torch
 from transformers.pipelines import AutomaticSpeechRecognitionPipeline
 
 from frameworks.core.errors import InvalidInput
-from frameworks.generation.speech.spec import SpeechOptions, SpeechSound, SpeechSpec, SpeechText
+from frameworks.generation.speech.spec import INPUT_NAME, SpeechOptions, SpeechSound, SpeechSpec, SpeechText
 from frameworks.pytorch.speech.word_times import token_times
 from frameworks.pytorch.tasks.inputs import samples_of
 from frameworks.pytorch.tasks.outputs import as_json
 from frameworks.pytorch.tasks.pipelines import refusals
 from frameworks.tasks.speech_windows import check_windows
-from frameworks.tasks.table import MAX_WINDOW_S
 from frameworks.tasks.types import TaskItem
 
 _SHORTEST_S = 1e-3
@@ -25,21 +24,12 @@ _SHORTEST_S = 1e-3
 class SpeechPipeline:
     """Implement TaskPipeline for a model with a SpeechSpec. Any thread may call it."""
 
-    def __init__(
-        self,
-        pipeline: AutomaticSpeechRecognitionPipeline,
-        spec: SpeechSpec,
-        defaults: SpeechOptions,
-        source_tokens: Callable[[int], int],
-    ) -> None:
-        """`defaults`: of the model's generation_config.json. `source_tokens`: frames of a sound → states of its window
-        that the encoder returns.
-        """
+    def __init__(self, pipeline: AutomaticSpeechRecognitionPipeline, spec: SpeechSpec, defaults: SpeechOptions) -> None:
+        """`defaults`: of the model's generation_config.json."""
         self._pipeline = pipeline
         self._spec = spec
         self._defaults = defaults
-        self._source_tokens = source_tokens
-        self._window_s: float = getattr(pipeline.feature_extractor, "chunk_length", MAX_WINDOW_S)
+        self._window_s: float = pipeline.feature_extractor.chunk_length
         # A tokenizer keeps its settings in itself while it decodes.
         self._lock = threading.Lock()
 
@@ -48,13 +38,13 @@ class SpeechPipeline:
         samples = samples_of(self._pipeline, task_input, parameters)
         seconds = len(samples) / self._pipeline.feature_extractor.sampling_rate
         window_s = parameters.get("chunk_length_s")
-        if window_s is not None or self._spec.timestamps is None:
+        if window_s is not None:
             check_windows(seconds, parameters)
-        if window_s is not None and window_s > self._window_s:
-            raise InvalidInput(
-                "parameters.chunk_length_s",
-                f"expected at most {self._window_s:g}, which the encoder reads, got {window_s:g}; lower it",
-            )
+            if window_s > self._window_s:
+                raise InvalidInput(
+                    "parameters.chunk_length_s",
+                    f"expected at most {self._window_s:g}, which the encoder reads, got {window_s:g}; lower it",
+                )
         if seconds < _SHORTEST_S:
             raise InvalidInput("audio", "expected at least a millisecond of sound, got less; send a longer one")
         windows = {name: parameters[name] for name in ("chunk_length_s", "stride_length_s") if name in parameters}
@@ -66,17 +56,17 @@ class SpeechPipeline:
     def finish(self, outputs: Sequence[SpeechText], parameters: dict[str, Any]) -> Any:
         """As TaskPipeline.finish: what the pipeline of transformers returns, and `segments` where they are wanted."""
         returned = parameters.get("return_timestamps", self._defaults.is_timed)
-        options: dict[str, Any] = {}
-        if self._spec.timestamps is not None:
+        options = {
             # Timestamps are no part of a text; a long sound has some in any case.
-            options["return_timestamps"] = returned or any(each.is_timed for each in outputs)
-            options["return_language"] = parameters.get("return_language", False)
+            "return_timestamps": returned or any(each.sound.options.is_timed for each in outputs),
+            "return_language": parameters.get("return_language", False),
+        }
         with self._lock, refusals():
             found = self._pipeline.postprocess([self._output(each) for each in outputs], **options)
             if not returned:
                 _remove_times(found)
             if parameters.get("return_duration"):
-                found["duration"] = outputs[0].seconds
+                found["duration"] = outputs[0].sound.seconds
             if parameters.get("return_segments"):
                 [text] = outputs
                 found |= {"language": self._language_of(text), "segments": self._segments(text)}
@@ -86,23 +76,17 @@ class SpeechPipeline:
         """Return the second of each token of a window. `weights`: of attention, float32 [heads, tokens, states].
         `num_frames`: of the sound from the window on. Behind its end they are below 0.
         """
-        assert self._spec.timestamps is not None
         heard = num_frames // self._spec.timestamps.frames_per_step
         # Twice, as transformers does it: that makes a difference where they are below 0.
         weights = weights[..., :heard][..., :heard]
         return token_times(torch.from_numpy(weights), self._pipeline.model.config.median_filter_width)
 
     def _item(self, row: Mapping[str, Any], options: SpeechOptions, seconds: float) -> TaskItem:
-        features = row[self._spec.input_name][0].float().numpy()
-        timestamps = self._spec.timestamps
-        if timestamps is not None and features.shape[-1] > timestamps.window_frames:
+        features = row[INPUT_NAME][0].float().numpy()
+        if features.shape[-1] > self._spec.timestamps.window_frames:
             # A long sound is divided by its timestamps.
             options = replace(options, is_timed=True)
-        mask = row.get("attention_mask")
-        heard = features.shape[-1] if mask is None else int(mask.sum())
-        sound = SpeechSound(
-            features, self._source_tokens(features.shape[-1]), options, heard, row.get("stride"), seconds
-        )
+        sound = SpeechSound(features, options, int(row["attention_mask"].sum()), seconds, row.get("stride"))
         return TaskItem(sound, features.shape[-1], None, features.nbytes)
 
     def _options(self, parameters: Mapping[str, Any]) -> SpeechOptions:
@@ -124,7 +108,7 @@ class SpeechPipeline:
                 "expected logprob_threshold too, got none; a window is left out where both say so",
             )
         wants_words = parameters.get("return_timestamps") == "word"
-        if wants_words and (self._spec.timestamps is None or not self._spec.timestamps.can_align):
+        if wants_words and not self._spec.timestamps.can_align:
             raise InvalidInput(
                 "parameters.return_timestamps",
                 'expected true or false, as generation_config.json of the model names no alignment_heads, got "word"',
@@ -154,8 +138,8 @@ class SpeechPipeline:
     def _output(self, text: SpeechText) -> dict[str, Any]:
         """Return the output of the model for one row, as the pipeline reads it."""
         output: dict[str, Any] = {"tokens": torch.tensor([text.tokens], dtype=torch.long), "is_last": True}
-        if text.stride is not None:
-            output["stride"] = text.stride
+        if text.sound.stride is not None:
+            output["stride"] = text.sound.stride
         times_s = [each for segment in text.segments for each in segment.times_s]
         if times_s:
             output["token_timestamps"] = [torch.tensor(times_s)]

@@ -21,7 +21,7 @@ from frameworks.media.wav import read_float_wav
 from frameworks.tasks.inputs import build_request
 from frameworks.tasks.parameters import check_parameters
 from frameworks.tasks.speaking import MAX_SEED, TEXT_TO_AUDIO, parts_of
-from frameworks.tasks.types import TaskAnswer, TaskParameter, TaskRequest, TaskSpec
+from frameworks.tasks.types import TaskAnswer, TaskRequest, TaskSpec
 from frameworks.types import Array, ModelSpec
 
 MAX_CHARACTERS = 4096
@@ -72,7 +72,7 @@ def _build(body: SpeechRequest, spec: ModelSpec) -> TaskRequest:
     # The model refuses white space, as it does other characters that it does not speak.
     parts = parts_of(body.input) or [" "]
     parameters: dict[str, Any] = {"seed": body.seed, "speaker_id": _speaker_of(body, spec.pipeline)}
-    rate = _parameter(spec.pipeline, "speaking_rate")
+    rate = spec.pipeline.parameter("speaking_rate")
     if rate is not None:
         parameters["speaking_rate"] = rate.default * (body.speed or 1.0)
     given = {name: value for name, value in parameters.items() if value is not None}
@@ -82,7 +82,7 @@ def _build(body: SpeechRequest, spec: ModelSpec) -> TaskRequest:
 
 def _speaker_of(body: SpeechRequest, task: TaskSpec) -> int | None:
     """Return the number of the speaker; None for a model with one speaker. Raises InvalidInput."""
-    speaker = _parameter(task, "speaker_id")
+    speaker = task.parameter("speaker_id")
     if speaker is None:
         return None
     last = int(speaker.maximum or 0)
@@ -95,14 +95,10 @@ def _speaker_of(body: SpeechRequest, task: TaskSpec) -> int | None:
     return int(name)
 
 
-def _parameter(task: TaskSpec, name: str) -> TaskParameter | None:
-    return next((each for each in task.parameters if each.name == name), None)
-
-
 def _ignored(body: SpeechRequest, spec: ModelSpec) -> tuple[str, ...]:
     """Name the voice that a model with one speaker does not have."""
     assert spec.pipeline is not None
-    has_one = _parameter(spec.pipeline, "speaker_id") is None
+    has_one = spec.pipeline.parameter("speaker_id") is None
     return ("voice",) if has_one and body.voice is not None else ()
 
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import orjson
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from app.inference.contract import NamedRequest
 from app.protocols.openai.audio.transcripts import segments_of, subrip, webvtt, words_of
@@ -16,14 +16,14 @@ from app.protocols.openai.field_policy import TRANSCRIPTIONS
 from app.protocols.shared.body_codec import RequestBody, timeout_ms_of
 from app.protocols.shared.codec import AnswerContext, EncodedResponse, Header, Target
 from app.protocols.shared.errors import UnsupportedMediaType
-from app.protocols.shared.forms import MULTIPART, FormRules, read_boundary, read_form
+from app.protocols.shared.forms import LONG_FORM_BYTES, MULTIPART, FileUpload, FormRules, read_boundary, read_form
 from frameworks.core.errors import InvalidInput
 from frameworks.tasks.inputs import build_request
 from frameworks.tasks.parameters import check_parameters
+from frameworks.tasks.speech_decoders import SPEECH_TASK
 from frameworks.tasks.types import TaskAnswer, TaskRequest, TaskSpec
 from frameworks.types import ModelSpec
 
-_LONG_FORM_BYTES = 1024 * 1024
 _MAX_PROMPT_BYTES = 64 * 1024
 _WINDOW_S = 30.0
 """Of models that read a sound at once, such as CTC: a longer one is cut."""
@@ -33,7 +33,6 @@ _SEED = 0
 """Of sampled texts: equal requests have equal texts."""
 _THRESHOLDS = {"compression_ratio_threshold": 2.4, "logprob_threshold": -1.0, "no_speech_threshold": 0.6}
 
-FileUpload = Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary"})]
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["word", "segment"]
 
@@ -80,7 +79,7 @@ class TranscriptionCodec(OpenAiCodec):
         return replace(self, boundary=read_boundary(content_type))
 
     def is_long_to_read(self, body: bytes) -> bool:
-        return len(body) >= _LONG_FORM_BYTES
+        return len(body) >= LONG_FORM_BYTES
 
     def read(self, body: bytes, target: Target) -> NamedRequest:
         """Read the parts. Raises InvalidInput, UnknownField, UnsupportedMediaType."""
@@ -155,9 +154,8 @@ def _build(task: str, body: TranslationRequest, spec: ModelSpec) -> TaskRequest:
 
 def _parameters(task: str, body: TranslationRequest, described: TaskSpec) -> dict[str, Any]:
     """Return the parameters of the task; None: those of the model. Raises InvalidInput."""
-    known = {each.name for each in described.parameters}
-    choices = next((each.choices for each in described.parameters if each.name == "task"), ())
-    if task == "translate" and task not in choices:
+    tasks = described.parameter("task")
+    if task == "translate" and (tasks is None or task not in tasks.choices):
         raise InvalidInput(
             "model", "expected a model that translates speech, got one that only transcribes it; name another model"
         )
@@ -169,11 +167,11 @@ def _parameters(task: str, body: TranslationRequest, described: TaskSpec) -> dic
             '"verbose_json"'
         )  # fmt: skip
     parameters: dict[str, Any] = {"return_duration": True}
-    if "return_segments" not in known:
+    if described.parameter("return_segments") is None:
         return parameters | _of_whole_sounds(body, response_format)
     parameters |= {
-        "task": task if choices else None,
-        "language": (getattr(body, "language", None) if "language" in known else None),
+        "task": task if tasks is not None else None,
+        "language": getattr(body, "language", None) if described.parameter("language") is not None else None,
         "prompt": body.prompt or None,
         # Each format has the same text, which timestamps may change.
         "return_timestamps": "word" if "word" in granularities else True,
@@ -211,24 +209,28 @@ def _write(decoded: OpenAiRequest, answer: TaskAnswer, context: AnswerContext) -
             return EncodedResponse(subrip(segments_of(prediction)).encode(), b"text/plain; charset=utf-8", [])
         case "vtt":
             return EncodedResponse(webvtt(segments_of(prediction)).encode(), b"text/vtt; charset=utf-8", [])
-        case "verbose_json":
-            pass
+        case _:
+            return _verbose(decoded, prediction, {"text": text, "duration": seconds, "usage": usage})
+
+
+def _verbose(decoded: OpenAiRequest, prediction: Mapping[str, Any], common: dict[str, Any]) -> bytes:
+    body: TranslationRequest = decoded.body
     granularities = getattr(body, "timestamp_granularities", None) or ["segment"]
     task = decoded.request.parameters.get("task", "transcribe")
     language = prediction.get("language") or getattr(body, "language", None) or ""
-    response = {"task": task, "language": language, "duration": seconds, "text": text}
+    response = {"task": task, "language": language, **common}
     if "word" in granularities:
         words = words_of(prediction)
         response["words"] = [{"word": each.text, "start": each.start_s, "end": each.end_s} for each in words]
     if "segment" in granularities:
         response["segments"] = segments_of(prediction)
-    return orjson.dumps(response | {"usage": usage})
+    return orjson.dumps(response)
 
 
 def _without_effect(body: TranslationRequest, spec: ModelSpec) -> tuple[str, ...]:
     """Return the fields that have no effect on a model: the language, of one that has no languages."""
     assert spec.pipeline is not None
-    has_languages = any(each.name == "language" for each in spec.pipeline.parameters)
+    has_languages = spec.pipeline.parameter("language") is not None
     return () if has_languages or getattr(body, "language", None) is None else ("language",)
 
 
@@ -247,7 +249,7 @@ _RULES = FormRules(
 )
 TRANSCRIPTIONS_CODEC = TranscriptionCodec(
     "/v1/audio/transcriptions",
-    ("automatic-speech-recognition",),
+    (SPEECH_TASK,),
     TranscriptionRequest,
     partial(_build, "transcribe"),
     _write,
@@ -257,7 +259,7 @@ TRANSCRIPTIONS_CODEC = TranscriptionCodec(
 )
 TRANSLATIONS_CODEC = TranscriptionCodec(
     "/v1/audio/translations",
-    ("automatic-speech-recognition",),
+    (SPEECH_TASK,),
     TranslationRequest,
     partial(_build, "translate"),
     _write,

@@ -74,8 +74,7 @@ class ServedSpeech:
     def trial_prompts(self) -> list[SourcePrompt]:
         """Return the prompts of two random sounds, without tokens of the decoder."""
         random, spec = np.random.default_rng(0), self.spec
-        sounds = [random.standard_normal(spec.example_shape, np.float32) for _ in range(2)]
-        return [spec.prompt_of(sound, spec.example_tokens, ()) for sound in sounds]
+        return [spec.source_of(random.standard_normal(spec.feature_shape, np.float32)) for _ in range(2)]
 
 
 @dataclass(frozen=True, slots=True)
