@@ -10,13 +10,12 @@ import openai
 import pytest
 
 from tests.e2e.server import WAIT_S, RunningServer, check_error, serving
-from tests.e2e.test_speech_decoders import sound
-from tests.support.media import encoded_audio, tone, wav
+from tests.support.media import changing_tones, encoded_audio, tone, wav
 from tests.support.models.encoder_decoder_folders import save_encoder_decoder
 from tests.support.models.tasks.speech import save_speech_model
 from tests.support.models.tasks.whisper import save_whisper
 
-FILE = ("speech.wav", sound(5.2, 1))
+FILE = ("speech.wav", changing_tones(5.2, 1))
 MODELS = ("whisper", "ctc")
 OF_ROUTE = {
     "compression_ratio_threshold": 2.4,

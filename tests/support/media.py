@@ -33,6 +33,17 @@ def wav(samples: Samples, rate: int = 16_000) -> bytes:
     return file.getvalue()
 
 
+def changing_tones(seconds: float, seed: int, rate: int = 16_000) -> bytes:
+    """A file of tones that change, with noise."""
+    random = np.random.default_rng(seed)
+    count = int(seconds * rate)
+    times = np.arange(count) / rate
+    tones = sum(np.sin(2 * np.pi * random.uniform(80, 3000) * times * random.uniform(0.5, 2)) for _ in range(3))
+    gates = np.repeat(random.uniform(0, 1, count // 2000 + 1), 2000)[:count]
+    samples = 6000 * gates * tones + random.normal(0, 300, count)
+    return wav(np.clip(samples, -32000, 32000).astype(np.int16)[:, None])
+
+
 def encoded_audio(samples: Samples, container: str, codec: str, rate: int = 16_000) -> bytes:
     """Return a file of one channel. `container`, `codec`: names of ffmpeg."""
     file = BytesIO()
